@@ -45,9 +45,9 @@ def shown_writable(sources: Iterable[str], read_only: Iterable[str] = ()) -> Non
     No note is ever taken back: what a guest has written stays.
     """
     for source in sources:
-        held = tuple(path for path in read_only if within(path, source))
-        if held not in _written.setdefault(source, []):
-            _written[source].append(held)
+        inside = tuple(path for path in read_only if within(path, source))
+        if inside not in _written.setdefault(source, []):
+            _written[source].append(inside)
             _verdicts[0] = {}
     guard()
 
@@ -96,14 +96,15 @@ def untouched(folders: Iterable[str]) -> tuple[str, ...]:
 
 def importable(sources: Iterable[str], read_only: Iterable[str] = ()) -> list[str]:
     """Return the folders of `sys.path` that a guest with `sources` could write to, for a warning to the caller."""
-    real, held = tuple(sources), tuple(read_only)
+    writable = tuple(sources)
+    excepted = tuple(read_only)
     found: dict[str, None] = {}
     for entry in map(str, sys.path):  # Python ignores entries that are no text
         try:
             folder = os.path.realpath(entry)  # "" is the working directory
         except OSError:  # which was removed
             continue
-        if any(within(folder, one) for one in real) and not any(within(folder, one) for one in held):
+        if any(within(folder, path) for path in writable) and not any(within(folder, path) for path in excepted):
             found[folder] = None
     return list(found)
 
@@ -223,8 +224,8 @@ def _is_written(path: str) -> bool:
     """Return whether a path is, by its name, in a writable folder and not below a path that was read-only there."""
     above = path
     while True:
-        for held in _written.get(above, ()):
-            if not any(within(path, one) for one in held):
+        for read_only in _written.get(above, ()):
+            if not any(within(path, each) for each in read_only):
                 return True
         if above in ("/", ""):
             return False

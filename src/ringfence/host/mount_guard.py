@@ -98,7 +98,7 @@ class Watch:
         return list(touched)
 
     def expect(self, inodes: dict[str, tuple[int, int]]) -> None:
-        """Expect these paths to stay as these inodes, and drop earlier events, which we caused ourselves.
+        """Expect the paths to stay as these inodes, and drop earlier events, which we caused ourselves.
 
         A path that has another inode or is gone by now was removed in the meantime; the next `check` reports it.
         """

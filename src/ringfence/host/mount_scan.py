@@ -263,13 +263,13 @@ class _Scan:
             self._older = self._older or _Outside(path, 0)
             self._older.count += 1
 
-    def _way_out(self, path: str, asked: dict[str, str | None]) -> str | None:
+    def _way_out(self, path: str, visited: dict[str, str | None]) -> str | None:
         """Return the place outside the mount that a link leads to, or None.
 
-        Returns None too if another new link on the way is the link that leaves the mount. `asked`: links on the way
+        Returns None too if another new link on the way is the link that leaves the mount. `visited`: links on the way
         here. Names are looked up and never followed.
         """
-        asked[path] = None  # a link that comes back to itself leads nowhere
+        visited[path] = None  # a link that comes back to itself leads nowhere
         text = _text(f"{self._root}/{path}") or ""
         left = self._inside(text)
         if left is None:
@@ -289,7 +289,7 @@ class _Scan:
                 at.append(part)
                 continue
             steps += 1
-            place = asked[here] if here in asked or len(asked) > _STEPS else self._way_out(here, asked)
+            place = visited[here] if here in visited or len(visited) > _STEPS else self._way_out(here, visited)
             inner = self._inside(text)
             if place is not None or inner is None:
                 return None if self._is_new_link(here) else place

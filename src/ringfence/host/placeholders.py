@@ -370,7 +370,7 @@ class _Ledger:
 
 
 class _Stake:
-    """The file that stands for a sandbox in the ledgers. `add` and `remove` need the lock too, as `place` does."""
+    """The file that stands for a sandbox in the ledgers. `add` and `remove` need the lock, as `place` shows."""
 
     def __init__(self, place: str, *, outlives: bool) -> None:
         self.name = os.urandom(6).hex()

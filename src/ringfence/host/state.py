@@ -199,7 +199,7 @@ class Owner:
 
 
 def remove_if_same(facts: dict[str, Fact]) -> bool:
-    """Remove a file or an empty directory if the inode is the noted one. Return whether it was removed.
+    """Remove a file or an empty directory whose inode is the noted one. Return whether it was removed.
 
     The parent is opened once. If the directory was swapped for a link in between (C01 and similar attacks), the name
     has another inode there, and nothing is removed.

@@ -105,7 +105,7 @@ def flush(lines: list[bytes]) -> None:
 
 
 def _target(directory: int, name: str) -> str | None:
-    """Return where a link leads; None if it was replaced just now or the kernel hides it, as for /proc/1/cwd."""
+    """Return where a link leads; None for a link that was replaced just now or that the kernel hides (/proc/1/cwd)."""
     try:
         return os.readlink(name, dir_fd=directory)
     except OSError:

@@ -79,7 +79,7 @@ def _exactly(size: int) -> bytes:
 
 
 def open_workspace() -> int:
-    """Open the workspace. A guest that took away its own rights to the workspace gets them back."""
+    """Open the workspace. A guest that took its own rights away gets them back."""
     held = os.open(WORKSPACE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         mode = stat.S_IMODE(os.fstat(held).st_mode)

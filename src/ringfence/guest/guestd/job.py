@@ -395,7 +395,7 @@ class Job:
         return len(self._report) > before
 
     def _drain(self) -> None:
-        """Relay what the process wrote before its end, and nothing that its children write later."""
+        """Relay what the process wrote before its end, and nothing that children write later."""
         for fd in list(self._outputs):
             while fd in self._outputs and not self._paused:
                 self._read(fd)

@@ -282,7 +282,7 @@ class _Stream:
         self._settle()
 
     def _settle(self) -> None:
-        """End the stream, or a direction of it, if it is over."""
+        """End the stream, or one direction, if all bytes have passed."""
         if self._last_word is not None and not self._held:
             if self._said_all or self._last_word == GONE:
                 self._drop(reset=False)

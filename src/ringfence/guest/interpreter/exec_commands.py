@@ -106,7 +106,7 @@ def _put_in_memory(content: bytes) -> None:
 
 
 def _input_as_file() -> None:
-    """Make standard input of a session a file, which its kernel fills for each cell: node cannot replace it later."""
+    """Make standard input a file that the session fills for each cell: node cannot replace standard input later."""
     memory = os.memfd_create("input", os.MFD_CLOEXEC)
     os.dup2(memory, 0)
     os.close(memory)

@@ -254,7 +254,7 @@ class Cells:
 
 
 def _compile(source: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
-    """Return the module's code and, apart, its last expression, whose value is shown as a prompt would."""
+    """Return the module's code and, apart, the last expression, whose value is shown as a prompt would."""
     tree = compile(source, name, "exec", _ONLY_AST | _TOP_LEVEL_AWAIT, dont_inherit=True)
     last = None
     if tree.body and isinstance(tree.body[-1], _ast.Expr):
