@@ -100,7 +100,8 @@ class Console:
 
     def record(self, found: Callable[[], Json]) -> None:
         """Write the object of --report, if that was given. Calls `found` only then, because a result costs 8 ms."""
-        fd, named = self.report, self.named_report
+        fd = self.report
+        named = self.named_report
         self.report = self.named_report = None
         if fd is None and named is not None:
             fd = _open_report(named)

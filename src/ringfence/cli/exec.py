@@ -58,5 +58,6 @@ def shell(argv: list[str], console: Console) -> int:
     settings = Settings(given, "dev")
     check_terminal(given, "without one: ringfence exec -- COMMAND, or ringfence run -l bash - < FILE")
     settings.tty = True
-    settings.keep, settings.start_from = given.last("--keep"), given.last("--from")
+    settings.keep = given.last("--keep")
+    settings.start_from = given.last("--from")
     return launch(Job(given.words or ["sh", "-c", _SHELL]), settings, console)

@@ -139,7 +139,8 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
                 signal.signal(number, stop)
         if job.python is not None:
             _collect_again()
-            result, tail = _run_code(job.python, settings), b""
+            result = _run_code(job.python, settings)
+            tail = b""
         else:
             result, tail = _run(box, job, settings, console, stop)
             result = _with_findings(result, box)

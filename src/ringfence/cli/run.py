@@ -160,7 +160,8 @@ def _inner_name(path: str | None, language: str) -> str:
 def _read(path: str) -> bytes:
     fd = 0 if path == "-" else _open(path)
     try:
-        pieces, size = [], 0
+        pieces = []
+        size = 0
         while size <= MAX_CODE:
             piece = os.read(fd, min(1 << 20, MAX_CODE + 1 - size))
             if not piece:

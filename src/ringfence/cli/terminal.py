@@ -86,7 +86,8 @@ class Terminal:
         mode[_OFLAG] &= ~termios.OPOST
         mode[_CFLAG] = mode[_CFLAG] & ~(termios.CSIZE | termios.PARENB) | termios.CS8
         mode[_LFLAG] &= ~(termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN)
-        mode[_CC][termios.VMIN], mode[_CC][termios.VTIME] = 1, 0
+        mode[_CC][termios.VMIN] = 1
+        mode[_CC][termios.VTIME] = 0
         termios.tcsetattr(_IN, termios.TCSADRAIN, mode)
 
     def give_back(self) -> None:

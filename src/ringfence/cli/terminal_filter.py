@@ -265,7 +265,8 @@ class ScreenFilter(EscapeFilter):
             if char == "=":
                 self._changed.add("keypad")
         elif char in "()*+":
-            self._state, self._prefix = INTERMEDIATE, char
+            self._state = INTERMEDIATE
+            self._prefix = char
         else:
             self._prefix = ""
             super()._escape(char, kept)

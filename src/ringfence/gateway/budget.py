@@ -31,7 +31,8 @@ class Bucket:
     """A token bucket: a rate with a burst."""
 
     def __init__(self, rate: float, burst: float) -> None:
-        self._rate, self._burst = rate, burst
+        self._rate = rate
+        self._burst = burst
         self._left = burst
         self._at = time.monotonic()
 
@@ -73,7 +74,8 @@ class Totals:
         self.pipes = 0  # of connections that move much: a pipe has two descriptors, as a connection has
         self.most_connections = _most_connections()
         self.most_to_one = TARGET_CONNECTIONS
-        self.upload, self.download = UPLOAD, DOWNLOAD
+        self.upload = UPLOAD
+        self.download = DOWNLOAD
         self.rate = Bucket(PROCESS_RATE, PROCESS_BURST)
         self._sent = self._received = 0  # since the day began
         self._day = time.monotonic()

@@ -165,7 +165,8 @@ class Names:
     def copy(self) -> Names:
         """Return a copy for a live copy of the sandbox, whose memory holds addresses that the original got."""
         made = Names(self._skipped)
-        made._addresses, made._names = dict(self._addresses), dict(self._names)
+        made._addresses = dict(self._addresses)
+        made._names = dict(self._names)
         return made
 
 

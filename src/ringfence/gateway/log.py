@@ -36,7 +36,8 @@ class Logbook:
 
     def begin(self, host: str, port: int) -> LogEntry:
         entry = LogEntry(0, host, port)
-        entry.began, entry.at = time.monotonic(), time.time()
+        entry.began = time.monotonic()
+        entry.at = time.time()
         return entry
 
     def finish(self, entry: LogEntry, refusal: Refusal | None) -> None:
@@ -45,7 +46,8 @@ class Logbook:
             return
         entry.duration_s = time.monotonic() - entry.began
         if refusal is not None:
-            entry.verdict, entry.code = refusal.verdict, refusal.code
+            entry.verdict = refusal.verdict
+            entry.code = refusal.code
         with self._lock:
             self._count += 1
             entry.number = self._count

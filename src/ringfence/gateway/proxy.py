@@ -110,7 +110,8 @@ def absolute(url: str) -> tuple[tuple[str, int], str]:
     if not mark or scheme.lower() != "http":
         raise malformed("a proxy is asked for an http:// URL; for https, by CONNECT")
     cut = min([rest.index(char) for char in "/?" if char in rest], default=len(rest))
-    authority, path = rest[:cut], rest[cut:]
+    authority = rest[:cut]
+    path = rest[cut:]
     try:
         name, port = split_port(authority)
         found = canonical_host(name), 80 if port is None else port

@@ -115,7 +115,8 @@ class Registration:
         if self._reads and twin_of is not None:
             self._authority = twin_of.authority
         if self._reads:
-            self.defaults, self.files = trust.environment(), trust.files(self.authority)
+            self.defaults = trust.environment()
+            self.files = trust.files(self.authority)
 
     @property
     def is_relayed(self) -> bool:
@@ -165,7 +166,8 @@ class Registration:
     def log(self, target: Target, *, method: str | None = None, path: str | None = None) -> LogEntry:
         entry = self.book.begin(target.name, target.port)
         entry.rule = self.decide(target.name, target.port).entry
-        entry.method, entry.path = method, path
+        entry.method = method
+        entry.path = path
         return entry
 
     def finish(self, entry: LogEntry, *, status: int | None = None, refusal: Refusal | None = None) -> None:

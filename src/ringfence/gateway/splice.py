@@ -38,7 +38,8 @@ class Splice:
 
     def __init__(self, connection: Connection, upstream: socket.socket, entry: LogEntry) -> None:
         """Take both sockets over. Bytes that were read from the guest before go to the network first."""
-        uplink, guest = connection.uplink, connection.sock
+        uplink = connection.uplink
+        guest = connection.sock
         self._loop = asyncio.get_running_loop()
         self._sockets = (guest, upstream)
         self.totals = uplink.totals
@@ -101,7 +102,8 @@ class _Flow:
     ) -> None:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
-        self._source, self._sink = source, sink
+        self._source = source
+        self._sink = sink
         self._count = count
         self._held = memoryview(first)  # copied, not yet sent
         self._piped = 0  # in the pipe, not yet sent

@@ -135,7 +135,8 @@ class Tls:
 
     def __init__(self, under: ByteStream, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
         self._under = under
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )

@@ -118,7 +118,8 @@ def _read(reader: _HelloReader) -> ClientHello:
     reader.take(2 + 32)  # version, random
     if len(reader.vector(1)) > 32:
         raise BadHello("the session id is too long")
-    suites, compressions = reader.vector(2), reader.vector(1)
+    suites = reader.vector(2)
+    compressions = reader.vector(1)
     if not suites or len(suites) % 2 or not compressions:
         raise BadHello("it offers no cipher suites")
     if reader.done():
@@ -131,9 +132,11 @@ def _read(reader: _HelloReader) -> ClientHello:
 
 def _extensions(extensions: _HelloReader) -> ClientHello:
     seen: set[int] = set()
-    name, encrypted = None, False
+    name = None
+    encrypted = False
     while not extensions.done():
-        kind, content = extensions.number(2), extensions.vector(2)
+        kind = extensions.number(2)
+        content = extensions.vector(2)
         if kind in seen:
             raise BadHello("an extension comes twice")  # servers differ in which of two names they take
         seen.add(kind)
@@ -147,7 +150,8 @@ def _server_name(content: _HelloReader) -> str:
     names = _HelloReader(content.vector(2))
     if not content.done() or names.done():
         raise BadHello("the server name is malformed")
-    kind, name = names.number(1), names.vector(2)
+    kind = names.number(1)
+    name = names.vector(2)
     if kind != 0 or not names.done() or not 0 < len(name) <= 255:
         raise BadHello("there is not exactly one server name")
     try:

@@ -127,7 +127,9 @@ def _check_protocol(verdict: Verdict, first: bytes, *, is_tls: bool) -> None:
 async def _check_hello(connection: Connection, target: Target) -> None:
     """Read on until the hello is whole, and check that it names the host that the connection is for (G10)."""
     loop = asyncio.get_running_loop()
-    gathering, received, more = tls_hello.Gathering(), bytearray(connection.received), connection.received
+    gathering = tls_hello.Gathering()
+    received = bytearray(connection.received)
+    more = connection.received
     try:
         async with asyncio.timeout(HELLO_S):
             while (found := gathering.feed(more)) is None:

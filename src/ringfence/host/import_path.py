@@ -66,7 +66,9 @@ def keep_first() -> None:
 
 def guest_can_write(path: str) -> bool:
     """Return whether `path`, or a link on the way, is where a guest can write or could."""
-    left, at, links = path.split("/")[::-1], "/", 0
+    left = path.split("/")[::-1]
+    at = "/"
+    links = 0
     while left:
         part = left.pop()
         if part in ("", "."):

@@ -68,7 +68,8 @@ def name() -> str:
     Raises OSError when the name cannot be found out, as without a free descriptor. Under a wrong name, all that this
     process makes would look like a dead process's, and be swept.
     """
-    pid, namespace = os.getpid(), pid_namespace()
+    pid = os.getpid()
+    namespace = pid_namespace()
     if (pid, namespace) not in _started:
         try:
             _started[pid, namespace] = _start_time(pid) or 0
@@ -97,7 +98,8 @@ def is_dead(text: str) -> bool:
     found = parse(text)
     if found is None or found[2] != pid_namespace() or found[2] == _UNKNOWN:
         return False
-    pid, started = found[0], start_time(found[0])
+    pid = found[0]
+    started = start_time(found[0])
     if started is not None:
         return started != found[1]
     return _is_gone(pid)

@@ -209,7 +209,8 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
     import errno
 
     yield "/", os.lstat("/")
-    here, links = "", 0
+    here = ""
+    links = 0
     waiting = path.split("/")[::-1]
     while waiting:
         part = waiting.pop()

@@ -52,7 +52,8 @@ class Reader:
                     return
             length, kind, stream = HEADER.unpack_from(held)
             if kind == DATA:
-                self._rest, self._stream = length, stream
+                self._rest = length
+                self._stream = stream
                 held.clear()
                 continue
             missing = HEADER.size + length - len(held)

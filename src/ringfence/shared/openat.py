@@ -185,7 +185,8 @@ class _Walk:
 
     def _go(self, fd: int, depth: int) -> None:
         os.close(self.at)
-        self.at, self._depth = fd, depth
+        self.at = fd
+        self._depth = depth
 
     def _up(self) -> None:
         if self._depth:

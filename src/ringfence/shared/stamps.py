@@ -88,7 +88,8 @@ class Group:
 
 def _place(names: list[bytes], name: bytes) -> int:
     """Return where a name is or would be. Not by `bisect`: this code also runs where few modules are."""
-    low, high = 0, len(names)
+    low = 0
+    high = len(names)
     while low < high:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if names[middle] < name else (low, middle)

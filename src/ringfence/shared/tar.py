@@ -204,7 +204,8 @@ class Reader:
             self._extensions += 1
             if not 0 < size <= _MAX_EXTENSION or self._extensions > MOST_EXTENSIONS:
                 raise Refused("header", name)
-            self._extension, self._wanted = flag, size
+            self._extension = flag
+            self._wanted = size
             return
         if flag in _DEVICES:
             raise Refused("device", name)

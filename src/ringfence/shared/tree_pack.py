@@ -111,7 +111,8 @@ def walk(top: int, *, skip_closed: bool = False) -> Iterator[Found]:
 
 def _names(directory: int, prefix: bytes) -> list[bytes]:
     """Return the sorted names in a folder. Raise Refused for very many: all names are held in memory (O22)."""
-    names, left = [], _MOST_IN_FOLDER
+    names = []
+    left = _MOST_IN_FOLDER
     with os.scandir(directory) as entries:
         for name in map(os.fsencode, (entry.name for entry in entries)):
             names.append(name)
@@ -141,7 +142,8 @@ def tar_file(fd: int, name: bytes, caps: Caps) -> Iterator[bytes | Body]:
 
 
 def _entry(found: Found, caps: Caps) -> Iterator[bytes | Body]:
-    mode, mtime = found.info.st_mode, int(found.info.st_mtime)
+    mode = found.info.st_mode
+    mtime = int(found.info.st_mtime)
     if stat.S_ISDIR(mode):
         caps.count(0, found.path)
         yield header(found.path + b"/", DIRECTORY, size=0, mode=mode, mtime=mtime)

@@ -65,7 +65,8 @@ class Planter:
         try:
             if member.kind == FILE:
                 self._file = os.open(name, _NEW, member.mode, dir_fd=directory)
-                self._member, self._hole = member, False
+                self._member = member
+                self._hole = False
             elif member.kind == SYMLINK:
                 self._symlink(member, name, directory)
             else:
@@ -179,12 +180,14 @@ def merge(stage: int, target: int) -> None:
     All names are checked first, so that a file in the place of a folder stops this before anything has moved.
     """
     for step in (_check, _move):
-        source, into = tree_walk.Cursor(stage), tree_walk.Cursor(target)
+        source = tree_walk.Cursor(stage)
+        into = tree_walk.Cursor(target)
         pending = [tree_walk.TOP]
         try:
             while pending:
                 folder = pending.pop()
-                here, there = source.go(folder.parts()), into.go(folder.parts())
+                here = source.go(folder.parts())
+                there = into.go(folder.parts())
                 with os.scandir(here) as entries:  # one after the other: the archive decides how many there are
                     names = map(os.fsencode, (entry.name for entry in entries))
                     pending += [tree_walk.Folder(folder, name) for name in names if step(name, here, there)]

@@ -145,7 +145,9 @@ def _some_names(directory: int) -> list[str]:
 def count(path: str) -> tuple[int, int]:
     """Return how many bytes and names a tree has. A directory that cannot be read counts as one name."""
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    pending, used, names = [""], 0, 0
+    pending = [""]
+    used = 0
+    names = 0
     seen: set[int] = set()  # files with several names
     while pending:
         prefix = pending.pop()

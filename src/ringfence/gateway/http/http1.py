@@ -374,7 +374,8 @@ class _Exchange:
         headers = _masked(forms, event)
         await self._answer(h11.InformationalResponse(status_code=101, headers=headers, reason=b"Switching Protocols"))
         self._answered = True
-        early, rest = self._above.trailing_data[0], self._below.trailing_data[0]
+        early = self._above.trailing_data[0]
+        rest = self._below.trailing_data[0]
         self._count_up(len(early))  # the rest was counted when it came
         frames = WebsocketFrames(forms) if forms else None
         up = asyncio.create_task(_copy(self._guest, stream, early, None, self._count_up))

@@ -124,7 +124,9 @@ class _FrameTurns:
 
     def cut(self, data: bytes) -> list[bytes]:
         """Return `data` in parts, between which other connections have their turn. The last part may be empty."""
-        parts, start, at = [], 0, 0
+        parts = []
+        start = 0
+        at = 0
         while at < len(data):
             if self._left:
                 step = min(self._left, len(data) - at)
@@ -150,7 +152,8 @@ class Side:
         config = h2.config.H2Configuration(client_side=is_client, header_encoding=False)
         self.stream = stream
         self.http = h2.connection.H2Connection(config)
-        self.http.decoder, self.http.encoder = _Decoder(), _Encoder()
+        self.http.decoder = _Decoder()
+        self.http.encoder = _Encoder()
         self.turns = _FrameTurns(0 if is_client else _PREFACE)
         self._noise = Bucket(_NOISE_PER_S, _NOISE_AT_ONCE)
         self._resets = Bucket(_RESETS_PER_S, _RESETS_AT_ONCE)
@@ -195,8 +198,10 @@ class Flow:
     """The bytes of a stream in one direction, on the way from source to sink."""
 
     def __init__(self, source: Side, source_id: int, sink: Side, sink_id: int, scrubber: Scrubber | None) -> None:
-        self._source, self._source_id = source, source_id
-        self._sink, self._sink_id = sink, sink_id
+        self._source = source
+        self._source_id = source_id
+        self._sink = sink
+        self._sink_id = sink_id
         self._scrubber = scrubber
         self._waiting = bytearray()
         self._owed = 0  # received and not yet acknowledged
@@ -398,7 +403,8 @@ class _Http2Connection:
                 self._common(self._guest, event)
 
     def _request(self, event: h2.events.RequestReceived) -> None:
-        stream_id, has_body = event.stream_id, event.stream_ended is None
+        stream_id = event.stream_id
+        has_body = event.stream_ended is None
         if self._leaves:
             self._guest.http.reset_stream(stream_id, _Code.REFUSED_STREAM)
             return
@@ -450,7 +456,8 @@ class _Http2Connection:
         up.is_done = not has_body
         down = Flow(self._server, below, self._guest, stream_id, self._forms.stream() if self._forms else None)
         self._pairs[stream_id] = _Pair(entry, up, down)
-        self._above[below], self._below[stream_id] = stream_id, below
+        self._above[below] = stream_id
+        self._below[stream_id] = below
 
     def _refuse(self, stream_id: int, entry: LogEntry, refusal: Refusal, *, has_body: bool) -> None:
         status = status_of(refusal)
@@ -598,7 +605,8 @@ class _Http2Connection:
         """End a request whose answer the guest no longer wants."""
         if above not in self._pairs:
             return
-        pair, below = self._pairs[above], self._below[above]
+        pair = self._pairs[above]
+        below = self._below[above]
         self._forget(above)
         _reset(self._server, below, code)
         refusal = Refusal("net.cancelled", "the client cancelled the request", verdict="failed")

@@ -102,7 +102,8 @@ class RelayedStream:
     def _watch(self, events: int | None) -> None:
         if events == self._watched:
             return
-        loop, fd = self._relay.loop, self._sock.fileno()
+        loop = self._relay.loop
+        fd = self._sock.fileno()
         if events is None:
             loop.unwatch(fd)
         elif self._watched is None:

@@ -215,7 +215,8 @@ class WebsocketFrames:
         if len(head) < self._head_size():
             return
         self._left = int.from_bytes(head[2:], "big") if head[1] in _LONGER else head[1]
-        self._is_control, self._is_last = kind >= _CLOSE, bool(head[0] & _LAST)
+        self._is_control = kind >= _CLOSE
+        self._is_last = bool(head[0] & _LAST)
         if self._is_control and (self._left > _LONGEST_CONTROL or not self._is_last):
             raise ValueError("a control frame is too long")
         self._queue.append(bytes(head))
@@ -309,7 +310,8 @@ def _spellings(part: str) -> list[bytes]:
     """Return the spellings of `part` in a URL, a form, JSON, a script or HTML, the longest first."""
     if _PLAIN.issuperset(part):
         return [part.encode("ascii")]
-    char, code = part[0], ord(part[0])
+    char = part[0]
+    code = ord(part[0])
     found = {char, "\\" + char, json.dumps(char)[1:-1], f"&#{code};", f"&#{code:03};"}
     for number in (f"{code:02x}", f"{code:02X}"):
         found |= {f"%{number}", f"\\x{number}", f"\\u00{number}", f"&#x{number};"}

@@ -78,7 +78,9 @@ def _files(top: int, path: str) -> Iterator[tuple[str, int]]:
 
 def _lines(fd: int, beat: _Beat) -> Iterator[tuple[int, str]]:
     """Yield lines, numbered from 1. Undecodable bytes are replaced."""
-    number, rest, first = 1, b"", True
+    number = 1
+    rest = b""
+    first = True
     while chunk := os.read(fd, _CHUNK):
         if first and b"\0" in chunk[:_BINARY]:
             return

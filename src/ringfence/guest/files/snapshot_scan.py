@@ -255,7 +255,8 @@ class _Keeper:
             size += len(name)
             if size > _MAX_PATH:
                 self._put(GONE, fast_stdlib.dumps({"names": names}))
-                names, size = [], 0
+                names = []
+                size = 0
         self._put(GONE, fast_stdlib.dumps({"names": names}))
 
     # files

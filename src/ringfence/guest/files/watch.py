@@ -168,7 +168,8 @@ class _Watcher:
         prefix = self._paths.get(number)
         if prefix is None or _is_stage(name):
             return
-        path, folder = prefix + name, bool(mask & _ISDIR)
+        path = prefix + name
+        folder = bool(mask & _ISDIR)
         if mask & _MOVED_FROM:
             self._told.discard(path)
             self._moved = (cookie, path, folder)

@@ -321,7 +321,8 @@ def _usage(args: Args) -> dict[str, object]:
             used = (info.f_blocks - info.f_bfree) * info.f_frsize
         return {"bytes": used, "bytes_limit": bytes_limit, "files": names, "files_limit": files_limit}
     if info.f_bavail != info.f_bfree:  # on disk: there is more than the sandbox may use, and what is left is exact
-        used, names = bytes_limit - info.f_bavail * info.f_frsize, files_limit - info.f_favail
+        used = bytes_limit - info.f_bavail * info.f_frsize
+        names = files_limit - info.f_favail
         return {"bytes": used, "bytes_limit": bytes_limit, "files": names, "files_limit": files_limit}
     return {
         "bytes": (info.f_blocks - info.f_bfree) * info.f_frsize,

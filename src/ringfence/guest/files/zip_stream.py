@@ -107,7 +107,8 @@ def _directory64(fd: int, end_at: int) -> tuple[int, int, int, int]:
 def _entries(fd: int, count: int, start: int, length: int) -> Iterator[_Entry]:
     if count > length // _CENTRAL.size:
         raise Refused("not-zip")
-    at, end = start, start + length
+    at = start
+    end = start + length
     for _ in range(count):
         if at + _CENTRAL.size > end:
             raise Refused("cut-short")
@@ -177,7 +178,9 @@ def _time(date: int, clock: int) -> int:
 
     Computed here, because the module `calendar` may not be importable in a sandbox.
     """
-    year, month, day = 1980 + (date >> 9), min(max(date >> 5 & 15, 1), 12), max(date & 31, 1)
+    year = 1980 + (date >> 9)
+    month = min(max(date >> 5 & 15, 1), 12)
+    day = max(date & 31, 1)
     year -= month < 3  # leap days come last in years that begin in March
     days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * ((month + 9) % 12) + 2) // 5 + day - 719469
     return days * 86400 + (clock >> 11) * 3600 + (clock >> 5 & 63) * 60 + (clock & 31) * 2
@@ -200,7 +203,8 @@ def _check_local(fd: int, entry: _Entry) -> int:
 def _content(fd: int, entry: _Entry, begin: int) -> Iterator[bytes]:
     import zlib
 
-    produced, crc = 0, 0
+    produced = 0
+    crc = 0
     for piece in _unpacked(fd, entry, begin):
         produced += len(piece)
         if produced > entry.size:
@@ -218,7 +222,8 @@ def _unpacked(fd: int, entry: _Entry, begin: int) -> Iterator[bytes]:
     if entry.method == _STORED and entry.packed != entry.size:
         raise Refused("mismatch", entry.raw)
     inflate = zlib.decompressobj(-zlib.MAX_WBITS) if entry.method == _DEFLATED else None
-    at, end = begin, begin + entry.packed
+    at = begin
+    end = begin + entry.packed
     try:
         while at < end:
             data = _pread(fd, min(_CHUNK, end - at), at)

@@ -64,7 +64,8 @@ class Guestd:
         self._pauses_when_idle = False
         self._paused_at: float | None = None
         self._idle_since = time.monotonic()
-        self._dying, self._heard_until = False, 0.0
+        self._dying = False
+        self._heard_until = 0.0
         self._last_word: bytes | None = None  # the result of a one-shot run, held back until no process of it is left
 
     def take_image(self, fd: int) -> None:
@@ -391,7 +392,8 @@ class Guestd:
             return
         job.hurried = True
         job.time_is_up = why
-        job.deadline, job.cpu_deadline = time.monotonic() + _INTERRUPT_S, None
+        job.deadline = time.monotonic() + _INTERRUPT_S
+        job.cpu_deadline = None
         self.say(ev="interrupted", id=job.id, why=why)
         job.signal(fast_stdlib.SIGINT)
 

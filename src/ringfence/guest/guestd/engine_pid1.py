@@ -69,7 +69,8 @@ def _check_place() -> None:
 
 def _ends() -> tuple[int, int]:
     """Return the channel's descriptors to read and to write, moved to numbers that no process made later inherits."""
-    door, key = os.environ.pop(DOOR, ""), os.environ.pop(KEY, "")
+    door = os.environ.pop(DOOR, "")
+    key = os.environ.pop(KEY, "")
     if door:
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         sock.connect(door)
@@ -126,7 +127,8 @@ class _Streams:
     """Two descriptors, which may be the same, as the socket that guestd takes for its channel."""
 
     def __init__(self, coming: int, going: int) -> None:
-        self._in, self._out = coming, going
+        self._in = coming
+        self._out = going
         self._buffer = memoryview(bytearray(_BUFFER))  # shared: a new one would be most of a read's cost
 
     def fileno(self) -> int:
@@ -330,7 +332,8 @@ class _Within(Inside):
     ) -> None:
         self._awaited -= 1
         self.init_pid = init_pid
-        self._on_init_gone, self._on_ready = on_init_gone, on_ready
+        self._on_init_gone = on_init_gone
+        self._on_ready = on_ready
         self._take_spawner(fds)
 
     def kill(self) -> None:

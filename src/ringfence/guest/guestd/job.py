@@ -90,7 +90,8 @@ class Job:
 
         `terminal`: the master end of its terminal, if the job was to have a terminal.
         """
-        self.pidfd, self.inner_pid = pidfd, inner_pid
+        self.pidfd = pidfd
+        self.inner_pid = inner_pid
         if self.why is not None:
             self.signal(fast_stdlib.SIGKILL)  # its end was requested before it began
         out, err, report = self._opened
@@ -123,8 +124,10 @@ class Job:
 
     def begin_cell(self, number: int) -> None:
         """Begin a cell, or another piece of work for a process that stays, which has the number 0."""
-        self.in_cell, self._cell = True, number
-        self.hurried, self.time_is_up = False, None
+        self.in_cell = True
+        self._cell = number
+        self.hurried = False
+        self.time_is_up = None
 
     def end_cell(self, number: int) -> bool:
         """Note that a cell has ended. False when another cell runs by now, whose clocks go on."""
@@ -481,7 +484,8 @@ class Feed:
     def open(self, fd: int, *, terminal: bool = False) -> None:
         """Write to `fd` from now on, and own that descriptor."""
         os.set_blocking(fd, False)
-        self._fd, self._terminal = fd, terminal
+        self._fd = fd
+        self._terminal = terminal
         if self._pending or self._ended:
             self._push()
 

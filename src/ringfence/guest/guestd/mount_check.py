@@ -48,7 +48,8 @@ def wrong(meant: Meant, process: str, root: str) -> str | None:
         except OSError as error:
             return f"{target} cannot be looked at ({error.strerror or error})"
         try:
-            status, number = os.fstat(fd), _mount_of(fd)
+            status = os.fstat(fd)
+            number = _mount_of(fd)
         finally:
             os.close(fd)
         if (status.st_dev, status.st_ino) != (device, inode) or number in held:

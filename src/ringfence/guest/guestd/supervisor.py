@@ -174,7 +174,8 @@ class Inside:
 
     def _start_clock(self) -> None:
         now = time.monotonic()
-        self._answer_by, self._look_at = now + _SPAWN_S, now + _LOOK_S
+        self._answer_by = now + _SPAWN_S
+        self._look_at = now + _LOOK_S
 
     def _hand_over(self, job: Job, body: bytes, fds: list[int], *, become: bool) -> bool:
         assert self._spawner is not None
@@ -199,7 +200,8 @@ class Inside:
         except BlockingIOError:
             return
         except OSError:
-            data, fds = b"", []
+            data = b""
+            fds = []
         if not data or data.startswith(b"!"):
             self._lose_spawner(data.decode("utf-8", "replace").lstrip("!"))
             return
@@ -236,7 +238,8 @@ class Inside:
         """
         assert self._asked is not None
         job, _, fds = self._asked
-        self._asked, self._answer_by = None, None
+        self._asked = None
+        self._answer_by = None
         for fd in fds:
             os.close(fd)
         if number is not None:
@@ -259,7 +262,8 @@ class Inside:
         if self._asked is not None and self._asked[0] is job:
             for fd in self._asked[2]:
                 os.close(fd)
-            self._asked, self._answer_by = None, None
+            self._asked = None
+            self._answer_by = None
             self._replace_spawner()  # the old spawner's answer may still come
             self._after_answer()
 
@@ -296,7 +300,8 @@ class Inside:
         try:
             data, fds = fast_stdlib.recv_fds(self._spawner, 1 << 12, 2) if self._spawner is not None else (b"", [])
         except OSError:
-            data, fds = b"", []
+            data = b""
+            fds = []
         answer = fast_stdlib.loads(data) if data and not data.startswith(b"!") else {}
         if "pid" in answer and "pidfd" in answer:
             handle = fds.pop(0) if answer["pidfd"] else children.adopt(answer["pid"])

@@ -171,7 +171,8 @@ class Driver:
     def _close_input(self) -> None:
         if self._input >= 0:
             os.close(self._input)
-        self._input, self._input_ended = -1, False
+        self._input = -1
+        self._input_ended = False
         self._pending.clear()
 
     def _done(self, said: bytes) -> None:

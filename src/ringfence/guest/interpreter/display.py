@@ -39,7 +39,8 @@ def representations(value: object) -> list[tuple[str, bytes]]:
     found = {"text/plain": _text(value)}
     if type(value) not in _PLAIN and not isinstance(value, type):
         found.update(_rich(value))
-    room, kept = 2 * _MOST - (1 << 12), []
+    room = 2 * _MOST - (1 << 12)
+    kept = []
     for mime, data in found.items():
         if len(data) <= min(_MOST, room):
             kept.append((mime, data))

@@ -225,7 +225,9 @@ class Cells:
         while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
             trace = trace.tb_next
         error = error.with_traceback(trace)
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+        sys.last_type = type(error)
+        sys.last_value = error
+        sys.last_traceback = trace
         text = self._describe(error, trace)
         try:
             if text and sys.excepthook is sys.__excepthook__:
@@ -245,7 +247,8 @@ class Cells:
             told.stack[:] = [frame for frame in told.stack if frame.filename not in _OURS]
             text = "".join(told.format())
         except BaseException as second:  # noqa: BLE001  # a guest's __str__ may raise anything
-            message, text = f"<unprintable: {type(second).__name__}>", ""
+            message = f"<unprintable: {type(second).__name__}>"
+            text = ""
         half = _MAX_TEXT // 4
         shown = text if len(text) <= 2 * half else f"{text[:half]}\n[...]\n{text[-half:]}"
         name = type(error).__name__[:200]

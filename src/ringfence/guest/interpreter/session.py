@@ -103,7 +103,8 @@ class Session:
         ctypes.pythonapi.PyOS_BeforeFork()
         ctypes.pythonapi.PyOS_AfterFork_Child()
         self._line.after_fork()
-        self._hearing, self._saying = _thread.allocate_lock(), _thread.allocate_lock()
+        self._hearing = _thread.allocate_lock()
+        self._saying = _thread.allocate_lock()
         runner.new_randomness()
         self._line.send({"m": "done", "n": message["n"], "exit": None, "exception": None})
 

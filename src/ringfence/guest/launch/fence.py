@@ -210,7 +210,8 @@ def _write_landlock(program: Program, abi: int, *, scopes: bool, files: bool) ->
         return []
     attributes, handled = asked
     ruleset = program.call(k.NR_LANDLOCK_CREATE, attributes, len(attributes), 0, what="landlock_create_ruleset")
-    into, opened = [], []
+    into = []
+    opened = []
     if handled:
         rule = room(16)
         struct.pack_into("<Q", rule, 0, handled)

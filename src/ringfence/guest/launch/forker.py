@@ -67,7 +67,8 @@ class Birth:
     """A program that makes processes. `run` returns in every process."""
 
     def __init__(self, forker: ForkerProcess, plan: Plan) -> None:
-        self.forker, self.plan = forker, plan
+        self.forker = forker
+        self.plan = plan
         self.program = Program(forker.routine)
         self._clones: dict[int, Slot] = {}  # rows, and where each puts the pidfd
         self._into: Room | None = None  # arguments of a clone into a cgroup
@@ -210,7 +211,8 @@ class SpawnerBirth(Birth):
         An ordinary user may enter a pid namespace of his own, but not come back. Where the routine runs, the helper
         shares our memory while we stand still, and needs none of its own.
         """
-        program, forker = self.program, self.forker
+        program = self.program
+        forker = self.forker
         self.helper_pidfd = Slot(0, 0, room(8))
         flags = _CLONE | (syscalls.CLONE_VM | syscalls.CLONE_VFORK if program.native else _OWN_MEMORY)
         begun = program.call(syscalls.NR_CLONE, flags, 0, self.helper_pidfd, forker.thread_id, 0, what="clone")
@@ -246,7 +248,8 @@ class SpawnerBirth(Birth):
 
 def _write_clone_beside(birth: Birth, pidfd: Slot, *, into: bool) -> list[int]:
     """Write a clone in the pid namespace of the PID 1 whose pidfd has the reserved number. Return the clone's rows."""
-    program, forker = birth.program, birth.forker
+    program = birth.program
+    forker = birth.forker
     program.call(syscalls.NR_SETNS, forker.reserved, syscalls.CLONE_NEWPID, what="setns")
     cloned = birth.clone_spawner(pidfd, into=into)
     program.call(syscalls.NR_SETNS, forker.pidfd, syscalls.CLONE_NEWPID, what="setns")
@@ -304,7 +307,8 @@ def failure(error: Exception) -> dict[str, object]:
 
 
 def _own_user_namespace(proc: int) -> None:
-    uid, gid = os.geteuid(), os.getegid()
+    uid = os.geteuid()
+    gid = os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     mounts.write(proc, "self/setgroups", "deny")
     mounts.write(proc, "self/uid_map", f"0 {uid} 1")
@@ -315,7 +319,8 @@ class Known:
     """A plan and its programs. `kind`: a number that plans share if they differ in limits alone."""
 
     def __init__(self, plan: Plan, kind: int) -> None:
-        self.plan, self.kind = plan, kind
+        self.plan = plan
+        self.kind = kind
         self.limits = spawner.limits_of(plan["fence"])
 
 
@@ -324,12 +329,15 @@ class Making:
 
     def __init__(self, order: Order, known: Known, join: list[int], into: int, *, warm: bool) -> None:
         self.number = order["box"]
-        self.kind, self.limits, plan = known.kind, known.limits, known.plan
+        self.kind = known.kind
+        self.limits = known.limits
+        plan = known.plan
         self.owner = order["owner"]
         self.affinity = order["affinity"]
         self.rehearses = warm and order["waits"] and bool(sys.path)  # else guests have their own interpreter
         self.plan = plan
-        self.join, self.into = join, into
+        self.join = join
+        self.into = into
         self.init_pid = 0
         self.init_pidfd = -1
         self.init: socket | None = None
@@ -447,7 +455,8 @@ class Forker:
 
     def _make_init(self, making: Making, listeners: int, disk: int) -> None:
         """Make PID 1, and as root the spawner. A page touched between two forks is copied twice, so none is touched."""
-        joins, into = len(making.join), making.into >= 0
+        joins = len(making.join)
+        into = making.into >= 0
         key = (making.kind, joins, into, disk >= 0)
         birth = self._inits.get(key)
         if birth is None:
@@ -470,7 +479,8 @@ class Forker:
                 pass
         inner.close()
         spawner_end.close()
-        making.init_pid, making.init_pidfd = birth.init_pid, birth.made(birth.init_pidfd)
+        making.init_pid = birth.init_pid
+        making.init_pidfd = birth.made(birth.init_pidfd)
         if making.plan["as_root"]:
             making.spawner = outer
             made = birth.made(birth.spawner_pidfd)
@@ -484,7 +494,8 @@ class Forker:
 
         The spawner enters the other namespaces itself.
         """
-        joins, into = len(making.join), making.into >= 0
+        joins = len(making.join)
+        into = making.into >= 0
         key = (making.kind, joins, into)
         birth = self._spawners.get(key)
         if birth is None:
@@ -571,7 +582,8 @@ class Forker:
             self._say_failed(making, failure(error))
 
     def _map_user(self, making: Making) -> None:
-        owner, pid = making.owner, making.init_pid
+        owner = making.owner
+        pid = making.init_pid
         assert making.init is not None
         if making.plan["user_namespace"]:
             mounts.write(self._proc, f"{pid}/uid_map", f"1000 {owner} 1")

@@ -165,7 +165,8 @@ class Monitor(Loop):
         try:
             data, fds = self._requests.receive()
         except OSError:
-            data, fds = b"", []
+            data = b""
+            fds = []
         if not data:
             self.unwatch(self._control.fileno())
             self._control.close()
@@ -265,7 +266,8 @@ class Monitor(Loop):
         try:
             data, fds = self._answers.receive()
         except OSError:
-            data, fds = b"", []
+            data = b""
+            fds = []
         if not data:
             self._lose_maker()
             return
@@ -306,9 +308,13 @@ class Fence:
     """The monitor as seen by a single sandbox: an error in our own code for a sandbox ends only that sandbox."""
 
     def __init__(self, monitor: Monitor, number: int) -> None:
-        self._monitor, self._number = monitor, number
-        self.change, self.unwatch = monitor.change, monitor.unwatch
-        self.order, self.reap_strays, self.gone = monitor.order, monitor.reap_strays, monitor.gone
+        self._monitor = monitor
+        self._number = number
+        self.change = monitor.change
+        self.unwatch = monitor.unwatch
+        self.order = monitor.order
+        self.reap_strays = monitor.reap_strays
+        self.gone = monitor.gone
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
         def fenced(events: int) -> None:

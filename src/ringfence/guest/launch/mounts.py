@@ -441,7 +441,8 @@ class Listing:
             _, _, length, kind = _ENTRY.unpack_from(data, at)
             name = data[at + _ENTRY.size : at + length].partition(b"\0")[0].decode()
             if name == "self":
-                self.head, self.first_process = data[:at], data[at + 8 : at + length]
+                self.head = data[:at]
+                self.first_process = data[at + 8 : at + length]
                 return
             if name not in (".", ".."):
                 self.entries[name] = kind == _DIRECTORY

@@ -89,7 +89,8 @@ class Written:
         listeners.make(self._plan["outlets"], self._made.listeners)
 
     def _write_mounts(self, listing: mounts.Listing) -> None:
-        program, plan = self._program, self._plan
+        program = self._program
+        plan = self._plan
         mounts.write_proc(program)
         self._limits = fence.open_kernel_limits(program, plan["fence"]) if plan["user_namespace"] else []
         further, with_workspace = mounts.needs_further(plan["ops"], disk=self._made.with_disk)
@@ -99,7 +100,8 @@ class Written:
         mounts.write_restrict_proc(program, subset=plan["proc_subset"], mask=plan["proc_masks"], listing=listing)
 
     def _mount_further(self) -> None:
-        owner, plan = self._made.owner, self._plan
+        owner = self._made.owner
+        plan = self._plan
         mounts.mount_further(
             self._made.sizes, owner=owner, ops=plan["ops"], idmap=_idmapper(owner), disk=self._made.disk
         )
@@ -109,7 +111,8 @@ class Written:
 
         Until here all mounts belong to the initial user namespace.
         """
-        program, mapped = self._program, self._plan["user_namespace"]
+        program = self._program
+        mapped = self._plan["user_namespace"]
         _call(program, "setgroups", _NR_SETGROUPS, 0, 0)
         if mapped:
             what = f"unshare {syscalls.CLONE_NEWUSER:#x}"
@@ -120,7 +123,8 @@ class Written:
 
     def _write_end(self) -> None:
         """Write that only the socket stays, as descriptor 3, and that the standard streams read and write nothing."""
-        program, plan = self._program, self._plan
+        program = self._program
+        plan = self._plan
         _call(program, "prctl PR_SET_PDEATHSIG", syscalls.NR_PRCTL, syscalls.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL)
         write_streams(program, Hole(SOCK), 3)
         opened = [
@@ -152,7 +156,9 @@ class Made:
 
     def __init__(self, *, with_disk: bool) -> None:
         self.with_disk = with_disk
-        self.owner, self.listeners, self.disk = 1000, -1, -1
+        self.owner = 1000
+        self.listeners = -1
+        self.disk = -1
         self.sizes: dict[str, str] = {}
 
 

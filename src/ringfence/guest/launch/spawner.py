@@ -44,7 +44,9 @@ class Written:
 
     def __init__(self, program: Program, plan: Plan, joins: int, doors: list[object]) -> None:
         """Write the rows. `joins`: the number of cgroups. `doors`: PID 1's namespaces; as root its pidfd."""
-        self._program, self._plan, self._doors = program, plan, doors
+        self._program = program
+        self._plan = plan
+        self._doors = doors
         self.first = program.next
         fence = plan["fence"]
         if joins:
@@ -74,7 +76,8 @@ class Written:
 
     def _go_in(self) -> None:
         """Write the entry into PID 1's namespaces, by the forker's rights: as root by pidfd, user namespace last."""
-        program, plan = self._program, self._plan
+        program = self._program
+        plan = self._plan
         if not plan["as_root"]:
             for door in self._doors:
                 _call(program, "setns", syscalls.NR_SETNS, door, 0)

@@ -120,7 +120,9 @@ class Slot:
     """The place for a result, or for what the kernel writes: an argument of a row, or bytes of a room."""
 
     def __init__(self, row: int, argument: int, place: Room | None = None) -> None:
-        self.row, self.argument, self.place = row, argument, place
+        self.row = row
+        self.argument = argument
+        self.place = place
 
 
 Argument = object  # int, bytes or a room (their address goes), a Hole or a Slot

@@ -195,7 +195,8 @@ class Group(base.Group):
         state = f"{self._at['freezer']}/freezer.state"
         base.write(state, "FROZEN")
         now = time.monotonic()
-        deadline, again = now + timeout_s, now + _FREEZE_AGAIN_S
+        deadline = now + timeout_s
+        again = now + _FREEZE_AGAIN_S
         while (base.read(state) or "").strip() != "FROZEN":
             now = time.monotonic()
             if now >= deadline:
