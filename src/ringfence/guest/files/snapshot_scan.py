@@ -105,7 +105,7 @@ class _Keeper:
         self._mounts: set[str] | None = None
         self._uid = os.geteuid()
         self._links: dict[int, str] = {}  # inodes with several names → the first
-        self._told: dict[str, tuple[bool, bytes]] = {}
+        self._reported: dict[str, tuple[bool, bytes]] = {}
         self._gone: list[str] = []
         self._directories = known.memory.directories()
         self._left = dict(known.memory.groups)  # directories that the walk has not seen yet
@@ -135,7 +135,7 @@ class _Keeper:
     def remember(self) -> stamps.Memory:
         """Remember the stamps for the next look."""
         self._chain.close()
-        self._known.memory.follow(self._told, self._gone)
+        self._known.memory.follow(self._reported, self._gone)
         return self._known.memory
 
     def end(self, said: dict[str, object]) -> None:
@@ -180,7 +180,7 @@ class _Keeper:
             except FileNotFoundError:
                 info = None
             same = info is not None and known is not None and known == stamps.stamp(info)
-            if info is None or not (same or self._tell_new(directory, name, path, info, told=known is not None)):
+            if info is None or not (same or self._report_new(directory, name, path, info, was_kept=known is not None)):
                 if known is not None:
                     self._gone.append(path)
                 continue
@@ -194,15 +194,15 @@ class _Keeper:
                 below.append((path, same))
         return below
 
-    def _tell_new(self, directory: int, name: str, path: str, info: os.stat_result, *, told: bool) -> bool:
+    def _report_new(self, directory: int, name: str, path: str, info: os.stat_result, *, was_kept: bool) -> bool:
         """Report a name that is new or has changed since the last look. Return False when the name is not kept.
 
-        `told`: the name belonged to the sandbox then, and no mount came since.
+        `was_kept`: the name belonged to the sandbox then, and no mount came since.
         """
         if info.st_uid != self._uid:
             if not self._others or self._leads_to_mount(path) or not _is_readable(directory, name, info):
                 return False  # a mount, a directory of ours that leads to a mount, or a name that cannot be read here
-        elif not told and self._is_mount(path):
+        elif not was_kept and self._is_mount(path):
             return False
         if len(path) > _MAX_PATH // 4 and len(os.fsencode(path)) > _MAX_PATH:
             raise Problem("long", path[:200])
@@ -244,7 +244,7 @@ class _Keeper:
         size = info.st_size if kind == "f" else 0
         facts = [path, kind, stat.S_IMODE(info.st_mode), info.st_mtime_ns, size, text]
         stamp = stamps.stamp(info) if settled and _is_old(info) else stamps.UNKNOWN
-        self._told[path] = (kind == "d", stamp)
+        self._reported[path] = (kind == "d", stamp)
         self._put(ENTRY, fast_stdlib.dumps({"row": facts, "stamp": stamp.hex()}))
 
     def _tell_gone(self) -> None:

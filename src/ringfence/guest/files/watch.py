@@ -251,8 +251,8 @@ class _Watcher:
         if (kind, path) == self._last and kind in ("write", "chmod", "overflow"):
             return  # the same event again, before the first was read
         self._last = (kind, path)
-        told = {"kind": kind, "path": os.fsdecode(path), "source": None if source is None else os.fsdecode(source)}
-        self._lines.append(fast_stdlib.dumps(told))
+        entry = {"kind": kind, "path": os.fsdecode(path), "source": None if source is None else os.fsdecode(source)}
+        self._lines.append(fast_stdlib.dumps(entry))
 
     def flush(self) -> None:
         if self._lines:

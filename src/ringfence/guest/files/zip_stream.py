@@ -167,8 +167,8 @@ def _member(raw: bytes, flags: int, system: int, attributes: int, size: int) -> 
         raise Refused("type", raw)
     if (folder and size) or (kind == stat.S_IFLNK and size > _MAX_LINK):
         raise Refused("size", raw)
-    told = SYMLINK if kind == stat.S_IFLNK else DIRECTORY if folder else FILE
-    return Member(name, told, size, mode & 0o777 or (0o755 if folder else 0o644), 0, b"")
+    member_kind = SYMLINK if kind == stat.S_IFLNK else DIRECTORY if folder else FILE
+    return Member(name, member_kind, size, mode & 0o777 or (0o755 if folder else 0o644), 0, b"")
 
 
 def _time(date: int, clock: int) -> int:
@@ -194,8 +194,8 @@ def _check_local(fd: int, entry: _Entry) -> int:
     if magic != b"PK\3\4" or name != entry.raw or method != entry.method or flags & _ENCRYPTED:
         raise Refused("mismatch", entry.raw)
     later = bool(flags & 8)  # the sizes come after the bytes
-    for told, known in ((size, entry.size), (packed, entry.packed)):
-        if told not in (known, _FULL64) and not (later and told == 0):
+    for stated, known in ((size, entry.size), (packed, entry.packed)):
+        if stated not in (known, _FULL64) and not (later and stated == 0):
             raise Refused("mismatch", entry.raw)
     return entry.offset + _LOCAL.size + int(names) + int(extras)
 

@@ -48,11 +48,11 @@ def main() -> NoReturn:
     _check_place()
     syscalls.set_name("rf-guestd")
     channel = _Streams(*_ends())
-    told, handed = _told(channel)
-    _check_mounts(told)
+    setup, handed = _read_setup(channel)
+    _check_mounts(setup)
     _prepare()
     syscalls.set_dumpable(0)
-    alone = Alone(channel, told, handed)
+    alone = Alone(channel, setup, handed)
     alone.serve()
     os._exit(0)
 
@@ -86,7 +86,7 @@ def _ends() -> tuple[int, int]:
     return ends
 
 
-def _told(channel: _Streams) -> tuple[Told, list[int]]:
+def _read_setup(channel: _Streams) -> tuple[Told, list[int]]:
     """Read the first frame: what guests are to give up here, and what to listen on for the gateway.
 
     A descriptor of the file where the engine counts CPU time may come with the frame. What this kernel does not know is
@@ -99,18 +99,18 @@ def _told(channel: _Streams) -> tuple[Told, list[int]]:
         if not data:
             os._exit(0)
         for _, _, payload in reader.feed(data):
-            told: Told = fast_stdlib.loads(payload)
-            fence = told["fence"]
+            setup: Told = fast_stdlib.loads(payload)
+            fence = setup["fence"]
             fence["landlock_abi"] = min(fence["landlock_abi"], syscalls.landlock_abi())
-            return told, handed
+            return setup, handed
 
 
-def _check_mounts(told: Told) -> None:
+def _check_mounts(setup: Told) -> None:
     """Check the mounts before there is a guest. A wrong mount ends this process."""
-    if told["meant"] is not None:
+    if setup["meant"] is not None:
         from ringfence.guest.guestd import mount_check
 
-        found = mount_check.wrong(told["meant"], "/proc/self", "/")
+        found = mount_check.wrong(setup["meant"], "/proc/self", "/")
         if found is not None:
             os.write(2, f"{found}\n".encode("utf-8", "backslashreplace"))
             os._exit(1)
@@ -219,38 +219,38 @@ def _write(path: str, number: int) -> None:
 class Alone(Loop):
     """The loop of guestd as PID 1: does for its only sandbox what a monitor does for many."""
 
-    def __init__(self, channel: _Streams, told: Told, handed: list[int]) -> None:
+    def __init__(self, channel: _Streams, setup: Told, handed: list[int]) -> None:
         super().__init__()
         self._channel = channel
-        self._fence = told["fence"]
+        self._fence = setup["fence"]
         self._ended = False
         self._orders: list[Callable[[], None]] = []
         woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _signal.set_wakeup_fd(self._wake)
         _signal.signal(fast_stdlib.SIGCHLD, _nothing)
         self.watch(woken, select.EPOLLIN, lambda _: self._on_child(woken))
-        siblings = not told["gvisor"] and _can_make_siblings()
-        self.counted = Counted(self._fence["processes"]) if told["gvisor"] else None
+        siblings = not setup["gvisor"] and _can_make_siblings()
+        self.counted = Counted(self._fence["processes"]) if setup["gvisor"] else None
         counts = handed if self.counted is None else [self.counted.cpu]
         files = dict(zip(("cpu",), counts, strict=False))
         self._box = daemon.Guestd(self, _NUMBER, channel, files, owner=None, inside=_Within if siblings else _Forking)
-        self._let_out(told)
-        if told["gvisor"] or told["outlets"] is not None:
+        self._let_out(setup)
+        if setup["gvisor"] or setup["outlets"] is not None:
             syscalls.drop_capabilities()  # kept until here for the count of processes and for loopback's address
-        if told["gvisor"]:
+        if setup["gvisor"]:
             os.dup2(0, 2)  # fd 2 was a file of the host, which a guest could open by /proc/1/fd and fill (F16)
         self._box.built(self._spawner() if siblings else [], os.getpid())
 
-    def _let_out(self, told: Told) -> None:
+    def _let_out(self, setup: Told) -> None:
         """Make the listeners for the gateway, before there is a guest."""
-        if told["outlets"] is None:
+        if setup["outlets"] is None:
             return
-        if told["hands"]:
-            listeners.hand_over(told["outlets"], self._channel.fileno())
+        if setup["hands"]:
+            listeners.hand_over(setup["outlets"], self._channel.fileno())
         else:
             from ringfence.guest.guestd.relay import Relaying
 
-            self._box.relaying = Relaying(self, self._box, told["outlets"])
+            self._box.relaying = Relaying(self, self._box, setup["outlets"])
 
     def serve(self) -> None:
         if not fast_stdlib.readable(self._channel.fileno(), _QUIET_S):

@@ -85,7 +85,7 @@ def stray(meant: Meant, process: str) -> str | None:
             continue
         if any(where == root or where.startswith(f"{root}/") for root in again):
             continue
-        return f"{where} is a mount that nobody asked for"
+        return f"{where} is a mount that was not requested"
     return None
 
 
@@ -111,5 +111,5 @@ def _wrong_mount(meant: Meant, held: dict[str, str], path: str) -> str | None:
         while above in mounts and above not in held and mounts[above].parent != above:
             above = mounts[above].parent
         if above in held and number not in held and (mount.device, mount.root) not in brought:
-            return f"{mount.target} is a mount that nobody asked for"
+            return f"{mount.target} is a mount that was not requested"
     return None

@@ -45,12 +45,12 @@ def _has_address() -> bool:
 class Relaying:
     """The relay of a sandbox, made before there is a guest."""
 
-    def __init__(self, monitor: Keeper, guestd: Guestd, told: Outlets) -> None:
+    def __init__(self, monitor: Keeper, guestd: Guestd, outlets: Outlets) -> None:
         self.has_address = _has_address()
         self.monitor = monitor
         self.guestd = guestd
-        self._most = told["streams"]
-        self._datagrams, *self._listeners = listeners.listeners(told)
+        self._most = outlets["streams"]
+        self._datagrams, *self._listeners = listeners.listeners(outlets)
         self._streams: dict[int, _Stream] = {}
         self._last = 0
         self._queries: dict[int, tuple[str, int]] = {}  # number → the address that asked

@@ -59,8 +59,8 @@ class Driver:
         script, self._script = os.pipe2(os.O_CLOEXEC)
         self._status, self._status_theirs = os.pipe2(os.O_CLOEXEC)
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        self._children, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        _signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # not a pidfd, which gVisor of 2022 lacks
+        self._children, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # not a pidfd, which gVisor of 2022 lacks
         _signal.signal(_signal.SIGCHLD, _nothing)
         self._bash = self._start(program, env, script)
         os.close(script)

@@ -30,7 +30,7 @@ _TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _CO_COROUTINE = 0x80
 _HEAD, _, _TAIL = __file__.rpartition("runner")  # a path, or <runner> in a new interpreter
 _OURS = tuple(f"{_HEAD}{name}{_TAIL}" for name in ("display", "runner", "session"))
-# As the planner has them: the C library keeps every assignment that it has seen.
+# The values that the planner gives: the C library keeps every assignment that it has seen.
 _USUAL = {"PATH": "/usr/bin:/bin", "HOME": "/workspace", "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}
 
 
@@ -243,9 +243,9 @@ class Cells:
 
         try:
             message = str(error)
-            told = traceback.TracebackException(type(error), error, trace)
-            told.stack[:] = [frame for frame in told.stack if frame.filename not in _OURS]
-            text = "".join(told.format())
+            full = traceback.TracebackException(type(error), error, trace)
+            full.stack[:] = [frame for frame in full.stack if frame.filename not in _OURS]
+            text = "".join(full.format())
         except BaseException as second:  # noqa: BLE001  # a guest's __str__ may raise anything
             message = f"<unprintable: {type(second).__name__}>"
             text = ""

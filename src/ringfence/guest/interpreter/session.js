@@ -368,10 +368,10 @@
   };
 
   const described = (error, at, name) => {
-    let told = { name: "Error", message: "<unprintable>", traceback: "" };
+    let outcome = { name: "Error", message: "<unprintable>", traceback: "" };
     try {
       const raised = error instanceof Error;
-      told = {
+      outcome = {
         name: raised ? String(error.name) : typeof error,
         message: raised ? String(error.message) : util.inspect(error),
         traceback: traceOf(error, at, name),
@@ -380,9 +380,9 @@
       // a guest's own getters may throw anything
     }
     const half = MOST_TEXT / 4;
-    const shown = told.traceback;
-    if (shown.length > 2 * half) told.traceback = `${shown.slice(0, half)}\n[...]\n${shown.slice(-half)}`;
-    return { ...told, name: clipped(told.name, 200), message: clipped(told.message, half) };
+    const shown = outcome.traceback;
+    if (shown.length > 2 * half) outcome.traceback = `${shown.slice(0, half)}\n[...]\n${shown.slice(-half)}`;
+    return { ...outcome, name: clipped(outcome.name, 200), message: clipped(outcome.message, half) };
   };
 
   const execute = async (code, name) => {

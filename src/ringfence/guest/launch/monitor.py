@@ -53,7 +53,7 @@ def run(control: socket, request: Template, library: int, interpreter: forker.In
     served = Monitor(control, ours, pid, library)
     try:
         served.serve()
-    except BaseException as error:  # noqa: BLE001  # the last frame of this process: whatever it is, it is told
+    except BaseException as error:  # noqa: BLE001  # the last frame of this process: whatever it is, it is reported
         sys.excepthook(type(error), error, error.__traceback__)  # to the zygote's standard error
         served.crashed(_words(error))
         os._exit(1)
@@ -320,7 +320,7 @@ class Fence:
         def fenced(events: int) -> None:
             try:
                 handler(events)
-            except Exception as error:  # noqa: BLE001  # whatever it is, it is told, and ends this sandbox
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is reported, and ends this sandbox
                 if self._monitor.handler(fd) is fenced:
                     self._monitor.unwatch(fd)  # otherwise the event would come for ever
                 self._monitor.fault(self._number, error)

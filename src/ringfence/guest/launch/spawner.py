@@ -60,7 +60,7 @@ class Written:
         _call(program, "prctl PR_SET_PDEATHSIG", syscalls.NR_PRCTL, syscalls.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL)
         # Above all the ends of other processes' sockets, which would never be closed.
         self._closing = Closing(program, "the spawner closes", 1 + len(doors))
-        told = _call(program, "hear the forker", _NR_RECVFROM, Hole(_SOCK), room(8), 8, 0, 0, 0)
+        heard = _call(program, "hear the forker", _NR_RECVFROM, Hole(_SOCK), room(8), 8, 0, 0, 0)
         if fence["cgroup_namespace"]:  # after the join: /proc/self/cgroup then reads "/" (B13)
             _call(program, f"unshare {syscalls.CLONE_NEWCGROUP:#x}", syscalls.NR_UNSHARE, syscalls.CLONE_NEWCGROUP)
         self._go_in()
@@ -72,7 +72,7 @@ class Written:
         fencing.write_rights(program, fence, landlock=True)
         _call(program, "close_range", syscalls.NR_CLOSE_RANGE, REPORT_FD + 2, 0x7FFFFFFF)
         self.last = program.stop()
-        program.if_zero(told, _call(program, "exit", _NR_EXIT, 0))  # PID 1 did not build the sandbox
+        program.if_zero(heard, _call(program, "exit", _NR_EXIT, 0))  # PID 1 did not build the sandbox
 
     def _go_in(self) -> None:
         """Write the entry into PID 1's namespaces, by the forker's rights: as root by pidfd, user namespace last."""
@@ -209,13 +209,13 @@ def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: i
         if pid == 0:
             sock.close()
             _child(job, [*ends[1:] * 3, *fds[3:]] if ends else fds, fence, processes)
-        told = [pidfd] if pidfd >= 0 else []
+        handle = [pidfd] if pidfd >= 0 else []
         try:
-            fast_stdlib.send_fds(sock, fast_stdlib.dumps({"pid": pid, "pidfd": bool(told)}), [*told, *ends[:1]])
+            fast_stdlib.send_fds(sock, fast_stdlib.dumps({"pid": pid, "pidfd": bool(handle)}), [*handle, *ends[:1]])
         except OSError as error:  # the guest's user has too many descriptors on the way
             os.kill(pid, fast_stdlib.SIGKILL)
             sock.send(fast_stdlib.dumps({"errno": error.errno}))
-        for fd in told:
+        for fd in handle:
             os.close(fd)
     for fd in [*fds, *ends]:
         os.close(fd)
