@@ -194,7 +194,7 @@ def test_more_than_the_host_has_free_is_refused() -> None:
     policy = Policy(limits=Limits(disk=info.f_bavail * info.f_frsize + (8 << 30)))
     with pytest.raises(UnsupportedError, match="bytes free for workspaces") as refused:
         Sandbox(workspace="disk", policy=policy).start()
-    assert refused.value.fix == "free some, or name a smaller limits.disk"
+    assert refused.value.fix == "free some, or set a smaller limits.disk"
 
 
 @needs_root

@@ -182,7 +182,7 @@ def test_where_the_attempts_are_not_installed_the_verb_names_what_to_install(
     install(monkeypatch)
     assert main(["attack"]) == 2
     assert capfd.readouterr().err == (
-        "ringfence: the escape attempts are not installed: they are a distribution of their own, ringfence-attacks\n"
+        "ringfence: the escape attempts are not installed: they are a separate distribution, ringfence-attacks\n"
         "ringfence: pip install ringfence-attacks; in a clone of the project, make attack\n"
     )
 

@@ -90,7 +90,7 @@ def test_a_named_backend_that_works_and_does_not_keep_the_policy_is_1(report: Re
 def test_none_that_keeps_the_policy_is_1(report: Report, capfd: pytest.CaptureFixture[str]) -> None:
     report.auto = None
     assert main(["doctor", "--policy", "hostile"]) == 1
-    assert "auto: none keeps the policy 'hostile'\n" in capfd.readouterr().out
+    assert "auto: no backend keeps the policy 'hostile'\n" in capfd.readouterr().out
     assert asked[-1] == Policy.preset("hostile")
 
 
@@ -101,7 +101,7 @@ def test_fix_prints_a_script_and_changes_nothing(report: Report, capfd: pytest.C
     assert out.endswith("set -eu\napt-get install qemu\n")
     report._fixes = []
     main(["doctor", "--fix"])
-    assert capfd.readouterr().out == "#!/bin/sh\n# nothing that a command here would fix\n"
+    assert capfd.readouterr().out == "#!/bin/sh\n# no command here would fix anything\n"
 
 
 def test_json_is_everything(report: Report, capfd: pytest.CaptureFixture[str]) -> None:

@@ -273,7 +273,7 @@ def test_a_report_goes_where_a_shell_leads_it(folder: Path) -> None:
 def test_a_report_is_not_written_to_a_pipe_that_nobody_reads(folder: Path) -> None:
     os.mkfifo(folder / "report")
     code, _, err = ringfence("exec", "--report", "report", "--", "true")
-    assert (code, "cannot write it" in err) == (125, True)
+    assert (code, "cannot be written" in err) == (125, True)
 
 
 def test_code_that_is_a_link_is_not_run_and_a_pipe_is(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

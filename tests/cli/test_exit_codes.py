@@ -110,7 +110,7 @@ def test_a_missing_program_is_looked_for_on_this_machine(folder: Path) -> None:
     assert noted(missing, "bin/frobnicate", "--ro", ".") == [
         (
             "bin/frobnicate is shown inside but cannot start: "
-            "the interpreter in its first line, or its loader, is not there"
+            "its interpreter (in the first line) or its loader is missing"
         )
     ]
 
@@ -198,5 +198,5 @@ def test_a_weaker_limit_is_said_with_its_mechanism() -> None:
     assert has_notes(result)
     assert noted(result) == [
         "weaker than the policy's default here: memory: RLIMIT_AS, per process, not for the tree",
-        "what would make it full: ringfence doctor; to refuse: --strict",
+        "what would enforce it fully: ringfence doctor; to refuse such a run: --strict",
     ]

@@ -243,7 +243,7 @@ def test_a_report_is_the_same_object_and_the_output_stays(tmp_path: Path, capfd:
 
 def test_a_report_that_cannot_be_written_is_found_out_before(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["exec", "--report", "none/r.json", "x"]) == 125
-    assert capfd.readouterr().err.startswith("ringfence: --report none/r.json: cannot write it: No such file")
+    assert capfd.readouterr().err.startswith("ringfence: --report none/r.json: cannot be written: No such file")
     assert Sandbox.last is None
 
 
@@ -370,7 +370,7 @@ def test_a_report_and_a_net_log_are_two_files(tmp_path: Path, capfd: pytest.Capt
 
 def test_a_full_disk_under_the_report_is_said_with_the_option(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["exec", "--report", "/dev/full", "x"]) == 125
-    told = ["cannot write the file of --report: No space left on device", "name one that can take it: --report FILE"]
+    told = ["cannot write the file of --report: No space left on device", "name another file: --report FILE"]
     assert capfd.readouterr().err == "".join(f"ringfence: {line}\n" for line in told)
 
 

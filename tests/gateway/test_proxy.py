@@ -1,4 +1,4 @@
-"""The proxy's own reading of CONNECT and of the URLs of requests."""
+"""What the proxy reads itself: CONNECT, URLs of requests, and SOCKS5."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.world import World, codes
+from ringfence.gateway import proxy
 from ringfence.gateway.http.request import LARGEST_HEAD
-from ringfence.gateway.proxy import _more, absolute, connect_request
+from ringfence.gateway.proxy import (
+    BadSocks,
+    SocksRequest,
+    _more,
+    absolute,
+    connect_request,
+    socks_greeting,
+    socks_request,
+)
 from ringfence.gateway.types import Refusal
 from ringfence.policy.hosts import canonical_host
 
@@ -125,3 +134,70 @@ sys.stdout.buffer.write(data)
         result = box.exec(["python3", "-c", code_inside])
     assert result.stdout_bytes == answer
     assert codes(result) == [("(proxy)", code)]
+
+
+# ── SOCKS5: a name is one that the policy's grammar has ───
+
+
+def socks_bytes(kind: int, address: bytes, port: int = 443, *, command: int = 1) -> bytes:
+    return bytes([5, command, 0, kind]) + address + port.to_bytes(2, "big")
+
+
+def socks_named(name: bytes) -> bytes:
+    return socks_bytes(3, bytes([len(name)]) + name)
+
+
+def test_a_greeting_says_whether_it_goes_without_a_password() -> None:
+    assert socks_greeting(b"\x05\x02\x00\x02rest") == (True, 4)
+    assert socks_greeting(b"\x05\x01\x02") == (False, 3)
+    assert socks_greeting(b"\x05\x02\x00") is None
+    with pytest.raises(BadSocks):
+        socks_greeting(b"\x04\x01")
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        (socks_named(b"A.Test."), SocksRequest("a.test", 443)),
+        (socks_bytes(1, bytes([192, 0, 2, 1])), SocksRequest("192.0.2.1", 443)),
+        (socks_bytes(4, bytes.fromhex("20010db8000000000000000000000001")), SocksRequest("[2001:db8::1]", 443)),
+    ],
+)
+def test_where_it_goes_is_canonical(data: bytes, wanted: SocksRequest) -> None:
+    assert socks_request(data + b"more") == (wanted, len(data))
+    assert socks_request(data[:-1]) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (socks_bytes(1, bytes(4), command=2), proxy.NO_COMMAND),  # BIND
+        (socks_bytes(1, bytes(4), command=3), proxy.NO_COMMAND),  # UDP ASSOCIATE
+        (socks_bytes(9, bytes(4)), proxy.NO_ADDRESS_TYPE),
+        (socks_named(b"evil.test\0.a.test"), proxy.NOT_ALLOWED),  # PEERS: a suffix match took the end for the name
+        (socks_named(b"0x7f.1"), proxy.NOT_ALLOWED),
+        (socks_named(b"2130706433"), proxy.NOT_ALLOWED),
+        (socks_named(b"a_b.test"), proxy.NOT_ALLOWED),
+        (socks_named(b"a.test@evil.test"), proxy.NOT_ALLOWED),
+        (socks_named("ä.test".encode()), proxy.NOT_ALLOWED),
+        (socks_named(b""), proxy.NOT_ALLOWED),
+        (socks_bytes(4, bytes(10) + b"\xff\xff" + bytes([127, 0, 0, 1])), proxy.NOT_ALLOWED),  # mapped
+        (socks_bytes(1, bytes([192, 0, 2, 1]), 0), proxy.NOT_ALLOWED),
+    ],
+)
+def test_what_is_not_served_is_refused_by_its_code(data: bytes, code: int) -> None:
+    with pytest.raises(BadSocks) as caught:
+        socks_request(data)
+    assert caught.value.reply[:2] == bytes([5, code])
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_request_or_refused_and_names_are_canonical(data: bytes) -> None:
+    for start in (b"", b"\x05\x01\x00\x03"):
+        try:
+            found = socks_request(start + data)
+        except BadSocks:
+            continue
+        if found is not None:
+            assert canonical_host(found[0].host) == found[0].host
+            assert 0 < found[0].port < 65536

@@ -153,12 +153,12 @@ WAYS: list[tuple[Callable[[Path], str], str]] = [
     (above_it, "above can be written by others"),
     (behind_a_link, "elsewhere can be written by others"),
     (of_another, "belongs to user 12345"),
-    (in_a_virtual_environment, "it is of a virtual environment"),
-    (named_by_virtual_env, "it is of the environment that VIRTUAL_ENV names"),
-    (of_node, "it is of a project's node_modules"),
+    (in_a_virtual_environment, "it belongs to a virtual environment"),
+    (named_by_virtual_env, "it belongs to the environment that VIRTUAL_ENV names"),
+    (of_node, "it belongs to a project's node_modules"),
     (here, "it is below the working directory"),
     (linked_from_here, "it is below the working directory"),
-    (by_a_relative_entry, "means another folder wherever one stands"),
+    (by_a_relative_entry, "depends on the working directory"),
 ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ringfence.errors import Missing, UnsupportedError
+from ringfence.errors import Missing, UnsupportedError, need_linux
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -50,17 +50,42 @@ def facts_with(tree: Tree | None) -> HostFacts:
     """Return the facts of this host with these cgroups."""
     key = (tree, os.geteuid())
     if _kept.facts is None or _kept.facts[0] != key:
-        from ringfence.host.facts import host_facts
-
-        _kept.facts = (key, host_facts(tree))
+        _kept.facts = (key, _read_facts(tree))
     return _kept.facts[1]
 
 
 def linux_facts() -> HostFacts:
     """Return the facts of this host with the cgroups that this process could use now. Changes nothing."""
-    from ringfence.host.facts import found_tree, host_facts
+    from ringfence.host.cgroups import find
 
-    return host_facts(found_tree())
+    return _read_facts(find.find_or_delegable())
+
+
+def _read_facts(tree: Tree | None) -> HostFacts:
+    """Return the facts of this Linux host. `tree`: the cgroups that limits would be set in; None without cgroups.
+
+    Raises UnsupportedError on another system.
+    """
+    need_linux()
+    from ringfence.plan.model import HostFacts
+    from ringfence.shared import syscalls
+
+    uname = os.uname()
+    as_root, landlock_abi = os.geteuid() == 0, syscalls.landlock_abi()
+    if tree is None:
+        return HostFacts(as_root, uname.machine, uname.release, landlock_abi)
+    by = tree.mechanisms
+    return HostFacts(
+        as_root,
+        uname.machine,
+        uname.release,
+        landlock_abi,
+        memory_by=by.memory,
+        cpu_by=by.cpu,
+        cpu_time_by=by.cpu_time,
+        pids_by=by.processes,
+        has_freezer=tree.has_freezer,
+    )
 
 
 def linux_plan(policy: Policy, image: FoundImage, facts: HostFacts, *, fresh: bool = False) -> LinuxPlan:

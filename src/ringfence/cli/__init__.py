@@ -80,7 +80,8 @@ def _dispatch(words: list[str], console: Console) -> int:
 
         write(ERR, TEXTS[""].encode())
         return EXIT_USAGE
-    verb, rest = words[0], words[1:]
+    verb = words[0]
+    rest = words[1:]
     if verb in VERBS:
         if verb != "policy" and not {"--help", "-h"} & set(rest):
             need_linux()

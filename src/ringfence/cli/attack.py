@@ -1,7 +1,7 @@
 """Run `ringfence attack`: the escape attempts on this host, drawn as a table.
 
-The attempts are a distribution of their own, `ringfence-attacks`, which is found by its entry point: `Suite` is what
-that has to offer.
+The attempts are in another distribution, `ringfence-attacks`, which is found by its entry point and has to offer the
+functions of `Suite`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ringfence.cli.console import Console
     from ringfence.values import Json
 
-    Progress: TypeAlias = Callable[[int, int, str], None]  # how many are done, of how many, and the next one's id
+    Progress: TypeAlias = Callable[[int, int, str], None]  # attempts done, all attempts, id of the next
 
     class Attack(Protocol):
         """An escape attempt: id, what happens if the attempt succeeds, and what must be true."""
@@ -100,7 +100,7 @@ def main(argv: list[str], console: Console) -> int:
 
 
 def installed_suite() -> Suite:
-    """Import the attacks that are installed. Raises Problem where none are."""
+    """Import the installed attacks. Raises Problem if they are not installed."""
     from importlib.metadata import entry_points
 
     for found in entry_points(group=GROUP):
@@ -108,7 +108,7 @@ def installed_suite() -> Suite:
         suite: Suite = found.load()
         return suite
     raise Problem(
-        "the escape attempts are not installed: they are a distribution of their own, ringfence-attacks",
+        "the escape attempts are not installed: they are a separate distribution, ringfence-attacks",
         fix="pip install ringfence-attacks; in a clone of the project, make attack",
         code="attacks-missing",
     )
@@ -117,8 +117,8 @@ def installed_suite() -> Suite:
 def _folders_of(found: EntryPoint) -> list[str]:
     """Return the folders of an editable installation, read from the .pth file among the installed packages.
 
-    Below the working folder they were taken from `sys.path`, where nothing may come from a place that a guest may have
-    been shown (L12). What was installed on purpose, and is asked for by this verb, may.
+    A folder below the working folder was taken from `sys.path`, because a guest may have written there (L12). The
+    attacks were installed on purpose and this verb asks for them, so their folder may be used.
     """
     files = found.dist.files or () if found.dist is not None else ()
     lines = [line for file in files if file.name.endswith(".pth") for line in file.read_text().splitlines()]

@@ -23,10 +23,10 @@ _OURS = 125
 _NAMES = {OUT: "standard output", ERR: "standard error"}
 
 
-class Problem(Exception):  # noqa: N818  # a word of the CLI; RingfenceError is the library's
+class Problem(Exception):  # noqa: N818  # the command's own; the library raises RingfenceError
     """A mistake that the user can correct. Nothing was started.
 
-    `status` is the exit code; None: the verb's own for a bad argument.
+    `status` is the exit code, or None for the code that the verb has for a bad argument.
     """
 
     def __init__(self, message: str, *, fix: str | None = None, code: str = "usage", status: int | None = None) -> None:
@@ -100,7 +100,8 @@ class Console:
 
     def record(self, found: Callable[[], Json]) -> None:
         """Write the object of --report, if that was given. Calls `found` only then, because a result costs 8 ms."""
-        fd, named = self.report, self.named_report
+        fd = self.report
+        named = self.named_report
         self.report = self.named_report = None
         if fd is None and named is not None:
             fd = _open_report(named)
@@ -135,7 +136,7 @@ def write(fd: int, data: bytes, *, name: str = "") -> None:
             raise OutputClosed(*error.args) from None
         except OSError as error:
             what = f"the file of {name}" if name else _NAMES[fd]
-            fix = f"name one that can take it: {name} FILE" if name else "send it where there is room"
+            fix = f"name another file: {name} FILE" if name else "send it where there is room"
             raise Problem(f"cannot write {what}: {error.strerror}", fix=fix, code="output", status=_OURS) from None
 
 
@@ -161,7 +162,7 @@ def _open_report(path: str) -> int | None:
     """Open a new file or an earlier report for writing. Return None for any other file, which is not changed.
 
     Links that a guest could have made in an earlier run are not followed (A04, L15). A command line that lacks a word
-    may name the program to run here: a file that is no report must stay as it is.
+    may have the program to run in the place of FILE. Therefore a file that is no report stays as it is.
     """
     import stat
 

@@ -17,7 +17,7 @@ _MARKS = {"ok": ("ok", "32"), "weaker": ("weaker", "33"), "missing": ("missing",
 
 
 def main(argv: list[str], console: Console) -> int:
-    """Return 0 when a backend (among the named) keeps the policy, else 1."""
+    """Examine this host. Return 0 when a backend, among the named backends, keeps the policy, else 1."""
     given = doctor_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help
@@ -88,7 +88,7 @@ def table(report: Report, policy: str, wanted: list[str], *, coloured: bool) -> 
                 ]
     lines.append("")
     if report.auto is None:
-        lines.append(f"auto: none keeps the policy {policy!r}")
+        lines.append(f"auto: no backend keeps the policy {policy!r}")
     else:
         lines.append(f"auto: {report.auto} keeps the policy {policy!r}")
     lines += [f"  {name} was not taken: {printable(why)}" for name, why in report.rejected.items()]
@@ -101,7 +101,7 @@ def script(report: Report) -> str:
     """Return the fixes as a shell script that stops at the first failure. A user reads the script before running it."""
     fixes = report.fixes()
     if not fixes:
-        return "#!/bin/sh\n# nothing that a command here would fix\n"
+        return "#!/bin/sh\n# no command here would fix anything\n"
     return (
         "#!/bin/sh\n# what ringfence doctor found missing on this host; read it before you run it\nset -eu\n"
         + "".join(line.rstrip("\n") + "\n" for line in fixes)

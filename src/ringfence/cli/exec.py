@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from ringfence.cli.console import Console
 
 
-# bash where the image has it. The prompt names the sandbox, so that a user does not take it for a shell of the machine.
+# The shell is bash if the image has bash. The prompt names the sandbox, so that no user takes the shell for one of the
+# machine.
 _SHELL = (
     "if command -v bash >/dev/null 2>&1; then "
     r"PS1='\[\e[1;33m\]\u@\h\[\e[0m\]:\[\e[1;34m\]\w\[\e[0m\]\$ ' exec bash -i; "
@@ -57,5 +58,6 @@ def shell(argv: list[str], console: Console) -> int:
     settings = Settings(given, "dev")
     check_terminal(given, "without one: ringfence exec -- COMMAND, or ringfence run -l bash - < FILE")
     settings.tty = True
-    settings.keep, settings.start_from = given.last("--keep"), given.last("--from")
+    settings.keep = given.last("--keep")
+    settings.start_from = given.last("--from")
     return launch(Job(given.words or ["sh", "-c", _SHELL]), settings, console)

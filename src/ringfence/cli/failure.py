@@ -30,7 +30,7 @@ _AS_OPTIONS = {
 # Fixes for errors of the operating system.
 _BY_NUMBER = {
     errno.ENOENT: "check the name",
-    errno.ENOTDIR: "check the path: what should be a folder in it is none",
+    errno.ENOTDIR: "check the path: a part of it is a file, not a folder",
     errno.EACCES: "check who may read and write it",
     errno.EROFS: "it must be on a file system that can be written",
     errno.ENOSPC: "make room on the file system it is on",
@@ -107,7 +107,7 @@ def tidily(verb: Callable[[list[str], Console], int], words: list[str], console:
 
     After a signal the exit code is 128 plus its number. A second signal ends the process at once.
     """
-    mine = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
+    mine = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores a signal
     for number in mine:
         signal.signal(number, _stop)
     try:
@@ -116,7 +116,7 @@ def tidily(verb: Callable[[list[str], Console], int], words: list[str], console:
         try:
             console.fail(f"stopped by {signal.Signals(stopped.number).name}", code="stopped", fix=None)
         except (OutputClosed, Problem):
-            pass  # the terminal went with the signal; the exit code still tells
+            pass  # the terminal went with the signal; the exit code still says it
         return 128 + stopped.number
     finally:
         for number in mine:

@@ -30,7 +30,7 @@ _UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
 def main(argv: list[str], console: Console) -> int:
-    """Return 0. Raises Problem or RingfenceError."""
+    """Run an action and return the exit code. Raises Problem or RingfenceError."""
     if argv[:1] == ["prepare"]:
         _refuse_prepare(argv, console)
     given = image_table().parse(argv, console)
@@ -101,7 +101,7 @@ def _list(console: Console) -> int:
 
 
 def _progress(console: Console) -> Callable[[str], None] | None:
-    """Return a function that shows progress: on a terminal a line drawn over itself. None with --json."""
+    """Return a function that shows progress, on a terminal in a line that is redrawn; None with --json or --quiet."""
     if console.json or console.quiet:
         return None
     if not os.isatty(ERR):
@@ -128,7 +128,7 @@ def _build(words: list[str], given: Given, console: Console) -> int:
 
     preset = given.last("--preset")
     if preset is not None and len(words) > 1:
-        raise Problem(f"a recipe and a preset: {words[1]} and --preset {preset}", fix="give one of them")
+        raise Problem(f"a recipe and a preset: {words[1]} and --preset {preset}", fix="leave one of the two out")
     _count("build", words, 1, 2, "NAME [RECIPE.toml | --preset PRESET]")
     recipe = words[1] if len(words) > 1 else None
     if recipe is None and preset is None:
@@ -138,7 +138,7 @@ def _build(words: list[str], given: Given, console: Console) -> int:
         raise Problem("build needs a recipe or a preset", fix=fix)
     try:
         use_cache = not given.has("--no-cache")
-        warnings.simplefilter("ignore", WeakerLimitWarning)  # of the sandbox that installs packages, not of the image
+        warnings.simplefilter("ignore", WeakerLimitWarning)  # about the installing sandbox, not the image
         info = images.build(words[0], recipe, preset=preset, use_cache=use_cache, progress=_progress(console))
     finally:
         _clear(console)
@@ -184,7 +184,7 @@ def _inspect(name: str, console: Console) -> int:
     from ringfence import images
 
     if name == "host":
-        raise Problem('"host" is this machine itself, not one of the store', fix="see: ringfence doctor")
+        raise Problem('"host" is this machine itself, not a stored image', fix="see: ringfence doctor")
     info = images.inspect(name)
     if console.json:
         console.out_json(info.to_dict())
@@ -223,7 +223,7 @@ def _remove(words: list[str], given: Given, console: Console) -> int:
         raise Problem("image remove needs a NAME", fix="ringfence image list shows all")
     for name in words:
         if name == "host":
-            raise Problem('"host" is this machine itself and cannot be removed', fix="name one of the store")
+            raise Problem('"host" is this machine itself and cannot be removed', fix="name a stored image")
         _known(name)
     if not _agreed(f"remove {', '.join(words)}?", given):
         return 1
@@ -251,7 +251,7 @@ def _gc(words: list[str], given: Given, console: Console) -> int:
     from ringfence import images
 
     _count("gc", words, 0, 0)
-    if not _agreed("remove what no image uses, and what builds have cached?", given):
+    if not _agreed("remove files that no image uses, and the caches of builds?", given):
         return 1
     found = images.gc()
     if console.json:

@@ -1,4 +1,4 @@
-"""Run one sandbox for the command: start it, pass streams and signals on, remove it, report the result.
+"""Run a sandbox for the command: start, pass streams and signals on, remove, report the result.
 
 The sandbox is closed on every way out. A signal ends the guest first and then this process.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringfence.types import Process
     from ringfence.values import Json
 else:
-    import _signal as signal  # the same without its enums, which would cost 4 ms
+    import _signal as signal  # `signal` without its enums, which would cost 4 ms
 
 _TAIL = 8 * 1024
 _NUDGE_S = 0.25
@@ -130,28 +130,29 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
         raise Problem(f"--net-log and --report are both {settings.report}", fix="name a file for each")
     net_log = None if settings.net_log is None else _create("--net-log", settings.net_log)
     console.report = None if settings.report is None else _create("--report", settings.report)
-    box = _sandbox(settings)  # after the report is opened: why there is none goes there, in place of an older result
+    box = _sandbox(settings)  # after the report is opened, because an error here goes there too
     stop = Stop()
     old = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         for number, handler in old.items():
-            if handler is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some on purpose
+            if handler is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some signals on purpose
                 signal.signal(number, stop)
         if job.python is not None:
             _collect_again()
-            result, tail = _run_code(job.python, settings), b""
+            result = _run_code(job.python, settings)
+            tail = b""
         else:
             result, tail = _run(box, job, settings, console, stop)
             result = _with_findings(result, box)
     except BaseException:
-        # The flag decides, not the exception: one raised by the signal inside a lock may come out as another.
+        # The flag decides, not the exception: a Stopped that is raised inside a lock may come out as another exception.
         if stop.number is None:
             raise
         message = f"stopped by {_SIGNALS[stop.number]}: everything inside was killed"
         try:
             console.fail(message, code="stopped", fix=None)
         except (OutputClosed, Problem):
-            pass  # the terminal went with the signal; the exit code still tells
+            pass  # the terminal went with the signal; the exit code still says it
         return 128 + stop.number
     finally:
         for number, handler in old.items():
@@ -160,7 +161,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
             write_net_log(net_log, box, console)
     console.record(result.to_dict)
     if not console.json:
-        _tell(result, tail, job, settings, console)
+        _write_notes(result, tail, job, settings, console)
     else:
         console.out_json(result.to_dict())
     return exit_code(result)
@@ -191,7 +192,7 @@ def _sandbox(settings: Settings) -> Sandbox:
 
 
 def _begin(settings: Settings) -> None:
-    """Ask for the sandbox where nothing can refuse it, and load what is needed while it is made."""
+    """Begin to make a plain sandbox, which nothing can refuse, while the rest of the library is loaded."""
     from ringfence.host import zygote_start
 
     if not zygote_start.is_command() or not zygote_start.is_plain(settings.backend, settings.image, settings.policy):
@@ -268,9 +269,9 @@ def _show(result: Result, settings: Settings, console: Console) -> bytes:
 
 
 def _end(box: Sandbox, settings: Settings) -> None:
-    """Close the sandbox; in the command's own process without waiting for the removal, which the zygote finishes.
+    """Close the sandbox. A command does not wait for the removal, which the zygote finishes.
 
-    With writable mounts it waits, because the findings of the last scan are part of the result.
+    With writable mounts the command waits, because the findings of the last scan are part of the result.
     """
     from ringfence.host.zygote_start import is_command
 
@@ -283,7 +284,7 @@ def _end(box: Sandbox, settings: Settings) -> None:
 
 
 def _with_findings(result: Result, box: Sandbox) -> Result:
-    """Return the result with the findings in writable mounts after the end among its denials."""
+    """Return the result with the findings of the last scan of writable mounts among its denials."""
     from ringfence._sync.run import findings
 
     found = findings(box.denials())
@@ -301,7 +302,7 @@ def _run_code(code: str, settings: Settings) -> Result:
     from ringfence.errors import WeakerLimitWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WeakerLimitWarning)  # the result says it
+        warnings.simplefilter("ignore", WeakerLimitWarning)  # the result says so
         return run(code, policy=settings.policy, backend=settings.backend, image=settings.image)
 
 
@@ -312,7 +313,7 @@ def _start(box: Sandbox) -> None:
 
 def _load_rest() -> None:
     """Import the modules that the run will need, while the sandbox is being made."""
-    import _datetime  # type: ignore[import-not-found]  # noqa: F401  # a C module without a stub; used later, as the others
+    import _datetime  # type: ignore[import-not-found]  # noqa: F401  # a C module without a stub; it is used later, as the others are
 
     import ringfence._sync.link
     import ringfence._sync.process
@@ -322,7 +323,7 @@ def _load_rest() -> None:
 
 
 def _collect_again() -> None:
-    """Switch the garbage collector on. It skips the objects of the start, which live until the end; saves 1 ms."""
+    """Switch the garbage collector on, without the objects made so far, which live until the end. Saves 1 ms."""
     gc.freeze()
     gc.enable()
 
@@ -344,7 +345,7 @@ def _relay(process: Process, settings: Settings, console: Console) -> tuple[Resu
     raise AssertionError("a process ended without an Exit event")
 
 
-def _tell(result: Result, tail: bytes, job: Job, settings: Settings, console: Console) -> None:
+def _write_notes(result: Result, tail: bytes, job: Job, settings: Settings, console: Console) -> None:
     if not console.quiet and (has_notes(result) or _importable()):
         from ringfence.cli.notes import notes
 
@@ -353,7 +354,7 @@ def _tell(result: Result, tail: bytes, job: Job, settings: Settings, console: Co
 
 
 def _importable() -> list[str]:
-    """Return a warning for each folder of Python's import path that this guest could write."""
+    """Return a warning for each folder of Python's import path that the guest could write."""
     from ringfence.host import import_path
 
     return [f"{folder}: {import_path.IMPORTABLE}" for folder in import_path.guests_folders()]
@@ -364,21 +365,21 @@ def _create(name: str, path: str) -> int:
     from ringfence.policy.host_paths import LinkError, descriptor, open_itself
 
     try:
-        # Do not wait for a pipe that a guest left there: it has no reader.
+        # Do not wait for a pipe that a guest left there: the pipe has no reader.
         fd = open_itself(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOCTTY | os.O_NONBLOCK)
         if descriptor(path) is None:
             os.set_blocking(fd, True)
         return fd
-    except LinkError as error:  # or what a guest left there would choose what is overwritten (L15)
+    except LinkError as error:  # through a link, a guest would choose the file that is overwritten (L15)
         raise Problem(f"{name} {path}: {error.strerror}", fix=error.fix, code="link") from None
     except OSError as error:
         raise Problem(
-            f"{name} {path}: cannot write it: {error.strerror}", fix=f"name a file that you may write: {name} FILE"
+            f"{name} {path}: cannot be written: {error.strerror}", fix=f"name a file that you may write: {name} FILE"
         ) from None
 
 
 def die_of_interrupts() -> None:
-    """Let Ctrl-C end this process silently. For the last moments, when there is nothing left to clean up."""
+    """Let Ctrl-C end this process silently. Called at the end, when there is nothing left to clean up."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -414,7 +415,7 @@ def write_net_log(fd: int, box: Sandbox, console: Console) -> None:
         for request in requests:
             write(fd, json.dumps(_fields(request)).encode() + b"\n", name="--net-log")
         ended = sum(host.allowed + host.denied + host.failed for host in box.network.summary())
-        if ended > len(requests):  # a guest can ask for names without end, to have an earlier line forgotten
+        if ended > len(requests):  # a guest can ask for names without end, to push an earlier line out
             console.say(f"--net-log holds the last {len(requests)} connections of {ended}")
     finally:
         os.close(fd)

@@ -73,12 +73,12 @@ def _weaker(result: Result) -> list[str]:
     if not names:
         return []
     controls = [(name, getattr(result.enforcement, name)) for name in names]
-    held = "; ".join(
+    weaker = "; ".join(
         f"{name}: {control.mechanism}" + (f", {control.note}" if control.note else "") for name, control in controls
     )
     return [
-        f"weaker than the policy's default here: {held}",
-        "what would make it full: ringfence doctor; to refuse: --strict",
+        f"weaker than the policy's default here: {weaker}",
+        "what would enforce it fully: ringfence doctor; to refuse such a run: --strict",
     ]
 
 
@@ -115,7 +115,7 @@ def missing_program(name: str, settings: Settings) -> list[str]:
 
 
 def _installation(program: str) -> str:
-    """Return the folder of a program's installation, or the program itself if that folder is shared with others."""
+    """Return the folder of a program's installation, or the program if that folder holds other programs too."""
     folder = os.path.dirname(program)
     top = os.path.dirname(folder) if os.path.basename(folder) in ("bin", "sbin") else folder
     home = os.path.expanduser("~")
@@ -130,7 +130,7 @@ def _missing_path(name: str, settings: Settings) -> str:
     if inside(host, settings.policy.mounts) is None:
         shown = "." if not name.startswith("/") and ".." not in name else os.path.dirname(host)
         return f"{name} is on this machine but not shown inside: add --ro {quoted(shown)}"
-    return f"{name} is shown inside but cannot start: the interpreter in its first line, or its loader, is not there"
+    return f"{name} is shown inside but cannot start: its interpreter (in the first line) or its loader is missing"
 
 
 def _not_shown(argv: list[str], settings: Settings, stderr_tail: bytes) -> list[str]:
@@ -154,8 +154,8 @@ def _not_shown(argv: list[str], settings: Settings, stderr_tail: bytes) -> list[
 def _git_elsewhere(folder: str) -> str | None:
     """Return the repository of a linked worktree: `.git` is a file that names a worktree, which names `.git` back.
 
-    A guest that may write here may have made that file, even as a FIFO, to make the user show a folder of its choice.
-    It cannot make the way back.
+    A guest that may write here may have made that file, even as a FIFO, to make the user show a folder of the guest's
+    choice. The guest cannot make the way back.
     """
     from ringfence.policy.secrets import read_head
 

@@ -48,7 +48,7 @@ class Given:
         return any(given == name for given, _ in self.options)
 
     def last(self, name: str) -> str | None:
-        """Return the value given last, or None: a user's own option comes after an alias's."""
+        """Return the last value of an option, or None. A user's own option comes after the options of an alias."""
         return next((value for given, value in reversed(self.options) if given == name), None)
 
 
@@ -233,12 +233,12 @@ def backend_name(name: str, raw: str) -> str:
 
 
 def language(name: str, raw: str) -> str:
-    """Check the name of a language. WebAssembly passes: the answer that this version has none is given with FILE."""
+    """Check the name of a language. WebAssembly passes here: `run` says that this version lacks WebAssembly."""
     return raw if raw == "wasm" else one_of(LANGUAGES)(name, raw)
 
 
 def isolation(name: str, raw: str) -> str:
-    """Check a level of isolation; the old word for one is answered with the new."""
+    """Check a level of isolation. The error for the old word `kernel` gives the new word."""
     if raw == "kernel":
         raise Problem(f"{name} kernel is now called shared-kernel", fix=f"write: {name} shared-kernel")
     return one_of(ISOLATION)(name, raw)
@@ -385,6 +385,3 @@ def image_table() -> Table:
 def policy_table() -> Table:
     """Return the table of `ringfence policy`."""
     return Table("policy", [*policy_options(), Option("--json")])
-
-
-# What a mistyped name was probably meant to be.

@@ -24,7 +24,7 @@ _ABOUT = {
 
 
 def main(argv: list[str], console: Console) -> int:
-    """Return 0, or 1 for a policy that `check` refuses."""
+    """Run an action and return 0, or 1 for a policy that `check` refuses."""
     given = policy_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help
@@ -42,7 +42,7 @@ def main(argv: list[str], console: Console) -> int:
         _no_more(action, words)
         return _list(console)
     if not words:
-        raise Problem(f"policy {action} needs a policy", fix=f"name one: ringfence policy {action} FILE.toml")
+        raise Problem(f"policy {action} needs a policy", fix=f"write: ringfence policy {action} FILE.toml")
     _no_more(action, words[1:])
     return _check(words[0], console) if action == "check" else _explain(words[0], console)
 
@@ -99,7 +99,7 @@ def _show(words: list[str], given: Given, console: Console) -> int:
     _no_more("show", words[1:])
     if words:
         if given.has("--policy"):
-            raise Problem(f"two policies: {words[0]} and --policy", fix="name one of them")
+            raise Problem(f"two policies: {words[0]} and --policy", fix="leave one of the two out")
         given.options.append(("--policy", words[0]))
     console.out(policy_from(given, "dev").to_toml())
     return 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WORKSPACE = "/workspace"
 _BUILD = "/tmp/build"  # inside, a file system of this sandbox alone
-_SWITCHES = {"python": "-c", "bash": "-c", "javascript": "-e"}  # what takes code as an argument
+_SWITCHES = {"python": "-c", "bash": "-c", "javascript": "-e"}  # the switch that takes code as an argument
 _MAX_ARGUMENT = 100_000  # the kernel's own limit for one word is 128 KiB
 MAX_CODE = 16 * 1024 * 1024
 
@@ -116,7 +116,7 @@ class Code:
     __slots__ = ("args", "from_stdin", "inline", "language", "name", "path", "text")
 
     def __init__(self, given: Given) -> None:
-        """Read the code. Raises Problem when there is none, or no text, or the language cannot run."""
+        """Read the code. Raises Problem when there is no code, when it is no text, or when the language cannot run."""
         inline = given.last("--code")
         words = given.words
         path = "-" if inline is None and not words and not os.isatty(0) else None
@@ -160,7 +160,8 @@ def _inner_name(path: str | None, language: str) -> str:
 def _read(path: str) -> bytes:
     fd = 0 if path == "-" else _open(path)
     try:
-        pieces, size = [], 0
+        pieces = []
+        size = 0
         while size <= MAX_CODE:
             piece = os.read(fd, min(1 << 20, MAX_CODE + 1 - size))
             if not piece:
@@ -180,7 +181,7 @@ def _open(path: str) -> int:
 
     try:
         fd = open_itself(path, os.O_RDONLY | os.O_NOCTTY)
-    except LinkError as error:  # or what a guest left there would choose which file the next one reads (L16)
+    except LinkError as error:  # through a link, a guest would choose which file the next guest reads (L16)
         raise Problem(f"cannot read {path!r}: {error.strerror}", fix=error.fix, code="link") from None
     except FileNotFoundError:
         raise Problem(f"there is no file {path!r}", fix=_missing_fix(path), code="code-missing") from None
@@ -221,7 +222,7 @@ def _checked(data: bytes, where: str, language: str) -> bytes:
             code="code-too-large",
         )
     if b"\0" in data:
-        fix = "it takes source text"
+        fix = "run takes source text"
         if where not in ("-c", "standard input"):
             shown = "" if where.startswith(("/usr/", "/bin/")) else f"--ro {where} "
             fix += f"; a program runs with: ringfence exec {shown}-- {where}"

@@ -54,7 +54,7 @@ class Settings:
         for mount in self.policy.mounts:
             if mount.mode == "rw" and within(real, os.path.realpath(source_of(mount))):
                 raise Problem(
-                    f"{name} {path} is in a folder that the guest may write: it could put its own there",
+                    f"{name} {path} is in a folder that the guest may write, so the guest could replace the file",
                     fix=f"name a file elsewhere: {name} /tmp/{os.path.basename(path)}",
                 )
         return path
@@ -67,7 +67,7 @@ def check_terminal(given: Given, fix: str) -> None:
 
         require(fix)
     if given.has("--json"):
-        raise Problem("--json has no place on a terminal", fix="for the screen and the object: --report FILE")
+        raise Problem("--json has no place on a terminal", fix="to get the object in a file: --report FILE")
 
 
 def policy_from(given: Given, base: PresetName) -> Policy:
@@ -106,7 +106,7 @@ def _limits(limits: Limits, given: Given) -> Limits:
     from ringfence.errors import PolicyError
     from ringfence.values import replace
 
-    said: set[str] = set()
+    named: set[str] = set()
     for name, raw in given.options:
         key, value = {"--timeout": ("timeout_s", raw), "--memory": ("memory", raw)}.get(name, ("", ""))
         if name == "--limit":
@@ -119,10 +119,10 @@ def _limits(limits: Limits, given: Given) -> Limits:
             shown = "--timeout 90" if name == "--timeout" else f"--limit {example(key)}"
             fix = error.fix or f"for example: {shown}"
             raise Problem(f"{name} {raw}: {error}", fix=fix, code=error.code) from None
-        said.add(key)
-    if "timeout_s" in said:
-        # A user who gives five minutes means five minutes: clocks that no option names must not end the run sooner.
-        longer = {key: limits.timeout_s for key in ("cpu_time_s", "lifetime_s") if key not in said}
+        named.add(key)
+    if "timeout_s" in named:
+        # A user who sets five minutes means five minutes: clocks that no option names must not end the run sooner.
+        longer = {key: limits.timeout_s for key in ("cpu_time_s", "lifetime_s") if key not in named}
         limits = replace(limits, **{key: max(value, getattr(limits, key)) for key, value in longer.items()})
     return limits
 
@@ -272,7 +272,10 @@ def absolute(path: str) -> str:
     """
     here = "/" if os.path.isabs(path) else working_folder()
     if here is None:
-        raise Problem(f"{path}: the folder this shell is in was removed", fix="cd to one that is there, or write /…")
+        raise Problem(
+            f"{path}: the folder this shell is in was removed",
+            fix="cd to a folder that exists, or write /…",
+        )
     whole = os.path.join(here, path)
     if ".." not in path.split("/"):
         return os.path.normpath(whole)
@@ -345,7 +348,7 @@ def _holders(raw: str, mounts: list[Mount]) -> list[tuple[int, str]]:
         raise Problem(f"--hide {raw}: the same path is shown", fix="leave one of the two options out")
     if not found:
         raise Problem(
-            f"--hide {raw}: nothing that holds it is shown, so it is absent already",
+            f"--hide {raw}: no folder around it is shown, so it is absent already",
             fix="leave it out, or show its folder: --ro, --rw or --copy FOLDER",
         )
     return [(index, below) for index, below in found if not _covered(index, below, mounts)]
@@ -368,7 +371,7 @@ def _covered(index: int, below: str, mounts: list[Mount]) -> bool:
     return max(over, key=len) != own
 
 
-# Policies by name: a preset, a file in the user's own folder, or a named file. None is found in a working directory.
+# Policies by name: a preset, a file in the user's own folder, or a named file. The working directory is not searched.
 
 
 def find_policy(name: str) -> Policy:
@@ -426,7 +429,7 @@ def _checked_file(path: str) -> str:
     if not os.path.exists(path):
         raise Problem(
             f"there is no file {path!r}",
-            fix="to write one: ringfence policy show dev > FILE.toml; to see those there are: ringfence policy list",
+            fix="to write one: ringfence policy show dev > FILE.toml; to see your policies: ringfence policy list",
             code="policy-not-found",
         )
     return path

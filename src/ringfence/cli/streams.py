@@ -40,7 +40,7 @@ class OutputStreams:
         write(fd, data)
 
     def finish(self) -> None:
-        """Write the rest that filters held back, and switch colours off, after the guest's end."""
+        """Write what the filters held back, and switch colours off, after the guest's end."""
         for fd, strip in self._filters.items():
             write(fd, strip.finish())
 

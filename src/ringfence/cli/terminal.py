@@ -51,7 +51,7 @@ def variables() -> dict[str, str]:
 
 
 class Terminal:
-    """The caller's terminal, lent to a guest within `with` and restored however that ends."""
+    """The caller's terminal, lent to a guest within `with`. It is restored however the block ends."""
 
     def __init__(self, *, raw_output: bool) -> None:
         self._raw_output = raw_output
@@ -63,7 +63,7 @@ class Terminal:
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def __enter__(self) -> Self:
-        self._set_raw()  # before the handlers: from the background this stops us, until the shell gives us the terminal
+        self._set_raw()  # before the handlers: in the background this stops us until the shell gives us the terminal
         self._given = True
         for number, handler in ((signal.SIGWINCH, self._on_resize), (signal.SIGCONT, self._on_continue)):
             self._handlers[number] = signal.signal(number, handler)
@@ -86,7 +86,8 @@ class Terminal:
         mode[_OFLAG] &= ~termios.OPOST
         mode[_CFLAG] = mode[_CFLAG] & ~(termios.CSIZE | termios.PARENB) | termios.CS8
         mode[_LFLAG] &= ~(termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN)
-        mode[_CC][termios.VMIN], mode[_CC][termios.VTIME] = 1, 0
+        mode[_CC][termios.VMIN] = 1
+        mode[_CC][termios.VTIME] = 0
         termios.tcsetattr(_IN, termios.TCSADRAIN, mode)
 
     def give_back(self) -> None:
@@ -96,7 +97,7 @@ class Terminal:
         """
         if not self._given:
             return
-        if signal.SIGTTOU not in self._handlers:  # to give it back from the background would stop us
+        if signal.SIGTTOU not in self._handlers:  # in the background, tcsetattr would stop this process
             self._handlers[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         self._undo += self._filter.finish()
         try:
@@ -107,7 +108,7 @@ class Terminal:
             termios.tcflush(_IN, termios.TCIFLUSH)
             termios.tcsetattr(_IN, termios.TCSANOW, self._saved)
         except (OSError, termios.error):
-            pass  # as above, and there is no terminal to restore
+            pass  # the terminal is gone; there is no mode to restore
         self._given = False
 
     def hand_to(self, guest: Pty) -> Result:
@@ -155,6 +156,6 @@ class Terminal:
             try:
                 self._set_raw()
             except termios.error:
-                return  # it stopped us again, in the background; the next SIGCONT comes here as well
+                return  # in the background again; the next SIGCONT tries again
         cols, rows = size()
         guest.resize(cols=cols, rows=rows)

@@ -2,10 +2,11 @@
 
 A terminal obeys what it receives: it sets titles, writes the clipboard, answers queries into our standard input, and
 moves the cursor over text that a person has just read. Therefore this is an allow-list: the only
-escape sequence that passes is SGR (`CSI digits ; : m`). Every other sequence, and every control but `\\n`, `\\r\\n`
-and `\\t`, is dropped; a lone `\\r` becomes a line end, because the text that it would overwrite must stay readable;
+escape sequence that passes is SGR (`CSI digits ; : m`). All other sequences, and all controls but `\\n`, `\\r\\n`
+and `\\t`, are dropped; a lone `\\r` becomes a line end, because the text that it would overwrite must stay readable;
 characters that reorder text are shown as `\\u202e`.
-A terminal that does not read UTF-8 gets ASCII: to it the second byte of many a letter is a control (`ě` ends in CSI).
+A terminal that does not read UTF-8 gets ASCII, because it would take the second byte of many letters for a control
+(`ě` ends in CSI).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 
 _PLAIN = bytes([*range(0x20, 0x7F), 0x09, 0x0A])
 
-# Characters that change the order in which a terminal shows others, so that a line reads as what it is not.
+# Characters that change the order in which a terminal shows text, so that a line reads as something else.
 REORDER = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 # Sequences that run to a terminator and carry a payload: DCS, SOS, OSC, PM, APC; as ESC + letter and as C1 control.
@@ -27,7 +28,7 @@ GROUND, _RETURN, _ESCAPE, INTERMEDIATE, _SEQUENCE, _STRING = range(6)
 
 _RESET = "\x1b[0m"
 
-_IUTF8 = 0o40000  # of a terminal's input modes; Python's termios does not name it
+_IUTF8 = 0o40000  # an input mode of a terminal; Python's termios has no name for it
 
 # For ScreenFilter.
 _CONTROLS = frozenset("\a\b\t\n\v\f\r\x0e\x0f")
@@ -35,9 +36,9 @@ _FINALS = frozenset("@ABCDEFGHIJKLMPSTXZ`abdefhlmrsu")
 _LONE = frozenset("78DEM=>")
 _CHARSETS = frozenset("0AB")
 _MOST = 64
-# Text that needs no look at each character, because most of what a guest draws is that.
+# Runs of text that pass as they are. Most of what a guest draws is such text, and need not be checked by character.
 _DRAWN = f"[^\\x00-\\x06\\x0e-\\x1f\\x7f-\\x9f{''.join(sorted(REORDER))}]+"
-# Private modes, and whether a terminal has them on by itself.
+# Private modes, and whether each is on in a fresh terminal.
 _MODES = {
     **dict.fromkeys(("1", "6", "12", "47", "1047", "1048", "1049"), False),  # keys, origin, blinking, other screen
     **dict.fromkeys(("1000", "1002", "1003", "1004", "1005", "1006", "1015"), False),  # mouse and focus
@@ -74,7 +75,7 @@ class EscapeFilter:
     def feed(self, data: bytes) -> bytes:
         """Return the part of `data` that may be written to the terminal now."""
         if self._state == GROUND and not data.translate(None, _PLAIN):
-            text = self._decode(data)  # it may hold half a character from the piece before
+            text = self._decode(data)  # the text may begin with half a character of the piece before
             if text.isascii():
                 return text.encode()
         else:
@@ -176,7 +177,7 @@ class EscapeFilter:
             self._abort(char, kept)
 
     def _string(self, char: str, kept: list[str]) -> None:
-        # A line end ends it too: one unterminated OSC would else hide everything the guest prints after it.
+        # A line end ends the string too: otherwise an unterminated OSC would hide what the guest prints later.
         if char == "\x1b":
             self._state = _ESCAPE
         elif char in "\n\r":
@@ -186,7 +187,7 @@ class EscapeFilter:
 
 
 def for_terminal(data: bytes, charset: str = "utf-8") -> bytes:
-    """Return a whole text, filtered."""
+    """Return a whole text as it may be written to a terminal."""
     strip = EscapeFilter(charset)
     return strip.feed(data) + strip.finish()
 
@@ -194,8 +195,8 @@ def for_terminal(data: bytes, charset: str = "utf-8") -> bytes:
 class ScreenFilter(EscapeFilter):
     """Filter for a guest that has the whole screen, as an editor does; `finish` undoes the guest's switches.
 
-    It lets more through than EscapeFilter, and is still an allow-list: cursor movement, erasing, scrolling, colours,
-    character sets, and the modes of _MODES. Dropped is what acts beyond the screen or makes the terminal speak (J12):
+    More passes than in EscapeFilter, but this is still an allow-list: cursor movement, erasing, scrolling, colours,
+    character sets, and the modes of _MODES. What acts beyond the screen or makes the terminal answer is dropped (J12):
     titles, clipboard, hyperlinks and every other OSC, DCS and APC; queries, whose answers would be typed into the guest
     or, after its end, into the caller's shell; keyboard protocols; tab stops, which nothing could put back; a full
     reset; the removal of the scroll-back.
@@ -210,7 +211,7 @@ class ScreenFilter(EscapeFilter):
         self._drawn = re.compile(_DRAWN)
         self._prefix = ""  # "(" of a character set
         self._text = ""  # parameters and intermediates of the sequence so far
-        self._switched: dict[str, None] = {}  # modes that are not as they were, in order
+        self._switched: dict[str, None] = {}  # modes that the guest has switched, in order
         self._changed: set[str] = set()
 
     def finish(self) -> bytes:
@@ -264,7 +265,8 @@ class ScreenFilter(EscapeFilter):
             if char == "=":
                 self._changed.add("keypad")
         elif char in "()*+":
-            self._state, self._prefix = INTERMEDIATE, char
+            self._state = INTERMEDIATE
+            self._prefix = char
         else:
             self._prefix = ""
             super()._escape(char, kept)

@@ -1,6 +1,6 @@
-"""Accepts the connections of every registration, by listeners and by relays, and has a task serve each.
+"""Accepts the connections of every registration, by listeners and by relays, and starts a task for each.
 
-In the gateway's loop. What a connection wants is known by its listener, or by the port that a relay names: the
+Runs in the gateway's loop. What a connection wants is known by its listener, or by the port that a relay names: the
 resolver, the proxy, or the host that an address inside stands for.
 """
 
@@ -36,7 +36,7 @@ _STREAM_RESOLVERS = 16  # DNS connections at once
 
 
 class Acceptor:
-    """Gives registrations their turns. No connection is refused for a rate: further ones wait in the kernel's queue."""
+    """Accepts connections, registration by registration. A connection beyond the rate waits in the kernel's queue."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, totals: Totals) -> None:
         self._loop = loop
@@ -82,7 +82,7 @@ class Acceptor:
             self._loop.call_later(_PAUSE_S, self.enter, registration, sock)
 
     def _accept(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:
-        import_path.keep_first()  # whatever the caller has done since (L12)
+        import_path.keep_first()  # the caller may have put a finder first since (L12)
         for _ in range(_ACCEPTS):
             if not self._has_its_turn(registration):
                 self._pause(registration, listener, serve)
@@ -112,7 +112,7 @@ class Acceptor:
         self._loop.call_later(_PAUSE_S, again)
 
     def _begin(self, registration: Registration, sock: socket.socket, serve: _Serve) -> None:
-        """Have a task serve an accepted connection, or reset it where there are too many."""
+        """Start a task that serves an accepted connection, or reset the connection if there are too many."""
         refusal = _too_many(registration, serve) or self._totals.is_full()
         if refusal is not None:
             registration.deny("*", 0, refusal)
@@ -125,7 +125,7 @@ class Acceptor:
         connection.task = self._loop.create_task(_guarded(work, connection))
 
         def done(_: object) -> None:
-            work.close()  # never begun, where its task was cancelled before
+            work.close()  # a task that was cancelled early has never begun this
             connection.reset()
             registration.done(connection)
 
@@ -142,11 +142,11 @@ def _too_many(registration: Registration, serve: _Serve) -> Refusal | None:
 
 
 async def _guarded(work: _Work, connection: Connection) -> None:
-    """Await `work`: whatever goes wrong with a connection ends that connection alone."""
+    """Await `work`, and end the connection afterwards. An error ends only this connection."""
     try:
         await work
     except OSError:
-        return  # a peer that went away in the middle of a word
+        return  # the peer went away
     except Exception as error:  # noqa: BLE001  # our fault ends this connection, closed, and is in the log
         fault = Refusal("net.internal", f"the gateway failed: {type(error).__name__}", verdict="failed")
         connection.uplink.deny("(gateway)", 0, fault)
@@ -159,7 +159,7 @@ def _serve_resolver(registration: Registration, connection: Connection) -> _Work
 
 
 async def _serve_name(registration: Registration, connection: Connection) -> None:
-    """Serve a connection to an address that stands for a host; the caller resets any other."""
+    """Serve a connection to an address that stands for a host; the caller resets other connections."""
     connection.verdict = verdict_on(registration, connection.sock)
     if connection.verdict is not None:
         await serve_tunnel(connection, None)

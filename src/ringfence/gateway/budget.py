@@ -1,7 +1,7 @@
-"""Budgets that hold for all sandboxes of a process together, and for all its connections to a target.
+"""Budgets for all sandboxes of a process together, and for all its connections to a target.
 
-A sandbox's own budgets are in its policy; these stand above them, so that many sandboxes together neither use up the
-process's descriptors nor flood one server. In the gateway's loop.
+A sandbox's own budgets are in its policy. The budgets here apply besides, so that many sandboxes together neither use
+up the process's descriptors nor flood a server. Used in the gateway's loop alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TARGET_RATE, TARGET_BURST = 2000.0, 4000.0
 TARGET_CONNECTIONS = 4096  # open at once to one name, by all sandboxes of the process
 UPLOAD, DOWNLOAD = 1 << 40, 10 << 40  # bytes a day, by all sandboxes of the process
 _DAY_S = 86_400.0
-_SPARE_DESCRIPTORS = 256  # for all that is not a connection
+_SPARE_DESCRIPTORS = 256  # for files that are no connections
 _MOST_CONNECTIONS = 16_384
 _MOST_IDLE_TARGETS = 1024
 
@@ -31,7 +31,8 @@ class Bucket:
     """A token bucket: a rate with a burst."""
 
     def __init__(self, rate: float, burst: float) -> None:
-        self._rate, self._burst = rate, burst
+        self._rate = rate
+        self._burst = burst
         self._left = burst
         self._at = time.monotonic()
 
@@ -66,14 +67,15 @@ class _TargetCount:
 
 
 class Totals:
-    """What all sandboxes of a process use together, and how much of it there may be."""
+    """What all sandboxes of a process use together, and the most they may use."""
 
     def __init__(self) -> None:
         self.connections = 0  # open now
         self.pipes = 0  # of connections that move much: a pipe has two descriptors, as a connection has
         self.most_connections = _most_connections()
         self.most_to_one = TARGET_CONNECTIONS
-        self.upload, self.download = UPLOAD, DOWNLOAD
+        self.upload = UPLOAD
+        self.download = DOWNLOAD
         self.rate = Bucket(PROCESS_RATE, PROCESS_BURST)
         self._sent = self._received = 0  # since the day began
         self._day = time.monotonic()
@@ -87,7 +89,7 @@ class Totals:
         return Refusal("net.host-connections", words, verdict="failed")
 
     def may_pipe(self) -> bool:
-        """Return whether there is room for a further pipe: connections come first, as bytes can be copied without."""
+        """Return whether there is room for a further pipe: connections come first, as copying needs no pipe."""
         return self.connections + self.pipes < self.most_connections // 2
 
     def count_up(self, size: int) -> None:

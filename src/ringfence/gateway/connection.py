@@ -1,6 +1,6 @@
-"""A connection of a guest: its socket, what was read, where it goes, and how to refuse and end it.
+"""A guest's connection: socket, bytes read, verdict, and how to refuse and end the connection.
 
-A refusal is told in the words of the client's own protocol: a 403 with a reason, a TLS alert, a reset.
+A refusal is sent in the client's own protocol: a 403 with a reason, a TLS alert, a reset.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Connection:
         self.sock = sock
         self.uplink = uplink
         self.received = b""  # read from the socket and not yet consumed: for TLS the whole ClientHello
-        self.verdict: Verdict | None = None  # None: where it goes is not known yet
+        self.verdict: Verdict | None = None  # None while the target is not known
         self.cut: Refusal | None = None  # why the gateway ended it
-        self.task: asyncio.Task[None] | None = None  # that serves it
+        self.task: asyncio.Task[None] | None = None  # serves the connection
 
     def stop(self, why: Refusal | None = None) -> None:
         """Cancel the task that serves the connection; the log gives `why` as the reason."""
@@ -43,7 +43,7 @@ class Connection:
             self.task.cancel()
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Tell the client no, in the protocol of what it has sent so far, and close."""
+        """Refuse the client in the protocol of its first bytes, and close."""
         if self.received[:1] == b"\x16":
             await self.say_and_close(tls_alert(refusal))
         elif self.received[:1].isalpha():
@@ -68,7 +68,7 @@ class Connection:
         reset(self.sock)
 
     def after_fork(self) -> None:
-        """Close a forked child's copy: while the child had one, the parent's connection would not end."""
+        """Close a forked child's copy, which would keep the parent's connection from ending."""
         close_copy(self.sock)
 
 
@@ -80,7 +80,7 @@ def reset(sock: socket.socket) -> None:
 
 
 def close_copy(sock: socket.socket) -> None:
-    """Close a forked child's copy of a descriptor, without what the socket's own `close` does besides."""
+    """Close a forked child's copy of a descriptor, without the other effects of the socket's own `close`."""
     fd = sock.detach()
     if fd >= 0:
         os.close(fd)

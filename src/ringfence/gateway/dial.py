@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ringfence.gateway.types import Target
 
 
-# All of IPv6 that is handed out. Outside it, what is not private is never a peer.
+# All IPv6 addresses that are handed out. An address outside that is not private is never a peer.
 _GLOBAL_IPV6 = IPv6Network("2000::/3")
-# Open only to a range in network.private.
+# Dialled only if a range in network.private holds the address.
 _PRIVATE = (
     "10.0.0.0/8",
     "100.64.0.0/10",
@@ -86,7 +86,7 @@ def _by_number(address: str, private: tuple[str, ...]) -> str | None:
         return None if _opens(private, found) else "net.private-address"
     if found.version == 6 and found not in _GLOBAL_IPV6:
         return "net.bad-address"
-    # What else the standard library knows not to be routed.
+    # Other addresses that, as the standard library knows, are not routed.
     return None if found.is_global or _opens(private, found) else "net.private-address"
 
 
@@ -100,7 +100,7 @@ def _opens(private: tuple[str, ...], found: _Address) -> bool:
 
 
 def _is_own(address: str) -> bool:
-    """Return whether this machine has `address` now: what a machine sends to itself has that source. Sends nothing."""
+    """Return whether this machine has `address` now: packets to itself would have it as source. Sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
@@ -129,7 +129,8 @@ def system_lookup(name: str, port: int) -> list[str]:
     named = listed(name)
     if named:
         return named
-    # The dot ends the name: no search domain of the host's is tried. A name of the hosts file is not found with it.
+    # The dot ends the name, so that no search domain of the host is tried. Names of the hosts file are not found with
+    # it.
     found = socket.getaddrinfo(f"{name}.", port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
@@ -172,7 +173,7 @@ class Resolver:
             raise Refusal("net.unresolved", f"{name} has no address", verdict="failed") from None
 
     def _asked(self, who: object) -> bool:
-        """Count a look-up and see that a thread takes it; return False while the sandbox has too many unanswered."""
+        """Count a look-up and start a thread if needed. Return False while the sandbox has too many unanswered."""
         with self._lock:
             if self._unanswered.get(who, 0) >= _MOST_EACH:
                 return False
@@ -218,7 +219,7 @@ def _tell(answer: asyncio.Future[list[str]], found: list[str] | OSError) -> None
 
 
 async def dial(resolver: Resolver, target: Target, private: tuple[str, ...], who: object = None) -> CountedSocket:
-    """Return a connected, non-blocking socket. A refused answer refuses the name: it may come next. Raises Refusal."""
+    """Return a connected, non-blocking socket. One refused address refuses the name. Raises Refusal."""
     addresses = await resolver.addresses(target.name, target.port, who)
     if not addresses:
         raise Refusal("net.unresolved", f"{target.name} has no address", verdict="failed")
@@ -237,7 +238,7 @@ async def dial(resolver: Resolver, target: Target, private: tuple[str, ...], who
 
 
 def refused_address(code: str, target: Target, address: str) -> Refusal:
-    """Return the refusal of an address, which the host alone is told: a guest could map the host's network by it."""
+    """Return the refusal of an address. Only the host sees the address: a guest could map the host's network by it."""
     if code == "net.private-address":
         refusal = Refusal(code, f"{target.name} resolves to a private address", allow="network.private = [...]")
         width = 128 if ":" in address else 32
@@ -252,7 +253,7 @@ def refused_address(code: str, target: Target, address: str) -> Refusal:
 
 
 async def _first_of(addresses: list[str], port: int) -> CountedSocket:
-    """Dial the addresses in order and return the first socket; where more follow, each gets less time."""
+    """Dial the addresses in order and return the first socket; with more addresses to follow, each gets less time."""
     loop = asyncio.get_running_loop()
     last: OSError = OSError(errno.EHOSTUNREACH, "no address")
     for index, address in enumerate(addresses):

@@ -1,8 +1,8 @@
 """DNS messages from a guest: parsed strictly, answered from a table, never forwarded (G09).
 
-A permitted name has one A record, an address of the sandbox's own loopback that stands for the name. Its other types
-exist and are empty, because NXDOMAIN for AAAA makes musl give up the whole name, and HTTPS or SVCB would bring
-encrypted hellos. Everything else does not exist.
+A permitted name has one A record, an address of the sandbox's own loopback that stands for the name. Queries for other
+types of the name get an empty answer, because NXDOMAIN for AAAA makes musl give up the whole name, and HTTPS or SVCB
+would bring encrypted hellos. Other names do not exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 A, OPT, IN = 1, 41, 1
 NOERROR, FORMERR, NXDOMAIN, NOTIMP = 0, 1, 3, 4
-LONGEST = 4096  # of a query that is read at all
+LONGEST = 4096  # the longest query that is read
 _TTL_S = 60
 _OUR_SIZE = 1232
 _RD, _QR, _RA, _OPCODE = 0x0100, 0x8000, 0x0080, 0x7800
@@ -34,7 +34,7 @@ _RD, _QR, _RA, _OPCODE = 0x0100, 0x8000, 0x0080, 0x7800
 
 @final
 class Query(Struct):
-    """A question. `name` is as asked, without the last dot; None for bytes that are no ASCII."""
+    """A DNS question. `name` is as sent, without the last dot; None for bytes that are no ASCII."""
 
     number: int
     flags: int
@@ -46,7 +46,7 @@ class Query(Struct):
 
 
 class Malformed(Exception):  # noqa: N818  # what a guest sent, not our error
-    """A message that is not a query. `answer` is the DNS message to reply with; None: reply with nothing."""
+    """A message that is not a query. `answer` is the DNS message to reply with, or None for no reply."""
 
     def __init__(self, answer: bytes | None) -> None:
         super().__init__("not a DNS query")
@@ -59,7 +59,7 @@ def parse(data: bytes) -> Query:
         raise Malformed(None)
     number, flags, questions, answers, authorities, additional = struct.unpack_from("!6H", data)
     if flags & _QR:
-        raise Malformed(None)  # an answer that was not asked for: two resolvers would talk for ever
+        raise Malformed(None)  # an answer without a question: two resolvers would answer each other for ever
     if flags & _OPCODE:
         raise Malformed(_header(number, flags, NOTIMP, 0, 0, 0))
     bad = Malformed(_header(number, flags, FORMERR, 0, 0, 0))
@@ -80,7 +80,7 @@ def parse(data: bytes) -> Query:
 
 
 def _labels(data: bytes, at: int, bad: Malformed) -> tuple[list[bytes], int]:
-    """Return the labels at `at` and where they end. No pointers: a question comes first and has nothing to point to."""
+    """Return the labels at `at` and where they end. Refuse pointers, which a question has no use for."""
     labels: list[bytes] = []
     start = at
     while True:
@@ -135,14 +135,14 @@ MOST_SKIPPED = (1 << 16) - MOST_NAMES - 2
 class Names:
     """The addresses in 127.0.0.0/8 that stand for permitted names in a sandbox, for as long as it lives.
 
-    How a name is spelled is `policy.hosts`; this table only hands out numbers, none before a guest asks for one.
-    Not safe from two threads at once: the gateway's loop owns it.
+    `policy.hosts` decides how names are spelled; this table only hands out addresses, each when a guest asks for it.
+    Not safe from two threads at once: the gateway's loop owns the table.
     """
 
     def __init__(self, skipped: int = 0) -> None:
         """Leave the first `skipped` addresses out: an address of one sandbox must mean no other host in another.
 
-        A snapshot of memory may hold an address, and a connection to it by a rule for tcp says no name.
+        A snapshot of memory may hold an address, and a connection by a rule for tcp names no host.
         """
         self._skipped = skipped
         self._addresses: dict[str, str] = {}
@@ -163,27 +163,28 @@ class Names:
         return self._names.get(address)
 
     def copy(self) -> Names:
-        """Return a copy for a live copy of the sandbox, whose memory holds addresses that the original was given."""
+        """Return a copy for a live copy of the sandbox, whose memory holds addresses that the original got."""
         made = Names(self._skipped)
-        made._addresses, made._names = dict(self._addresses), dict(self._names)
+        made._addresses = dict(self._addresses)
+        made._names = dict(self._names)
         return made
 
 
 # answers for one sandbox, by UDP, by TCP and by a relay: no query of a guest goes anywhere (G09)
 
-_AT_ONCE = 64  # datagrams before others have their turn
+_AT_ONCE = 64  # datagrams before other connections have their turn
 _STREAM_S = 10.0
 _STREAM_QUERIES = 100
 _LONGEST_SHOWN = 255
-NUMBER_BYTES = 4  # before a message that a relay passes on
+NUMBER_BYTES = 4  # the number before a message that a relay passes on
 
 
 def on_datagrams(directory: Directory, sock: socket.socket) -> None:
-    """Answer the datagrams that have come. A reader of the loop."""
+    """Answer the datagrams that have come. Called by the loop."""
     for _ in range(_AT_ONCE):
         try:
             data, peer = sock.recvfrom(LONGEST + 1)
-        except OSError:  # BlockingIOError: that was all
+        except OSError:  # mostly BlockingIOError: there are no more
             return
         reply = reply_to(directory, data)
         if reply is not None:
@@ -192,7 +193,7 @@ def on_datagrams(directory: Directory, sock: socket.socket) -> None:
 
 
 def on_relayed(directory: Directory, sock: socket.socket) -> None:
-    """Answer messages that a relay has numbered; an answer has the number of its query. A reader of the loop."""
+    """Answer messages that a relay has numbered; an answer has the number of its query. Called by the loop."""
     for _ in range(_AT_ONCE):
         try:
             data = sock.recv(NUMBER_BYTES + LONGEST + 1)
@@ -208,7 +209,7 @@ def on_relayed(directory: Directory, sock: socket.socket) -> None:
 
 
 def reply_to(directory: Directory, data: bytes) -> bytes | None:
-    """Return the answer to a message; None where none is due, or the guest asks too much."""
+    """Return the answer to a message; None if no answer is due or the guest sends too many queries."""
     if not directory.may_look_up():
         return None
     try:
@@ -240,7 +241,7 @@ def lookup(directory: Directory, asked: str) -> str | None:
 
 
 def _is_about_service(directory: Directory, asked: str) -> bool:
-    """Return whether a name like `_http._tcp.a.com` is of a permitted host: programs ask by habit, nothing to log."""
+    """Return whether a name like `_http._tcp.a.com` belongs to a permitted host: such queries are not logged."""
     labels = asked.split(".")
     while labels and labels[0].startswith("_"):
         labels = labels[1:]

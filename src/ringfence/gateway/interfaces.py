@@ -1,6 +1,6 @@
 """The two faces of a sandbox's registration: `Uplink` for traffic, `Directory` for names and rules.
 
-A registration has both. The modules that serve a connection know these faces alone, so that each can be read, and
+A registration has both. The modules that serve a connection know only these two, so that each can be read, and
 tested, without the registration, the service and its thread.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Uplink(Protocol):
     """The way to the network of the sandbox that a connection belongs to: it dials, counts, logs and holds secrets.
 
-    Which sandbox that is, the listener or the relay says by which the connection came, and nothing that the guest sent.
+    The listener or the relay by which the connection came decides which sandbox that is, and never what the guest sent.
     """
 
     @property
@@ -35,7 +35,7 @@ class Uplink(Protocol):
 
     @property
     def authority(self) -> Authority:
-        """The sandbox's own certificate authority, made when it is first asked for."""
+        """The sandbox's own certificate authority, made on first use."""
 
     @property
     def totals(self) -> Totals:
@@ -57,7 +57,7 @@ class Uplink(Protocol):
         """Log the refusal of something that never became a connection."""
 
     def count_up(self, size: int) -> None:
-        """Count bytes that are about to go to the network. Raises OverBudget; then they must not go."""
+        """Count bytes before they go to the network. Raises OverBudget; then they must not go."""
 
     def count_down(self, size: int) -> None:
         """Count bytes that came from the network. Raises OverBudget; then they must not be passed on."""

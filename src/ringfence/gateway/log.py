@@ -23,12 +23,12 @@ OTHERS = "(others)"  # hosts and denials beyond the most, counted together
 
 
 class Logbook:
-    """The log of one sandbox, its sums by host, its denials and its counters."""
+    """The log of a sandbox, with sums by host, denials and counters."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: deque[Request] = deque(maxlen=MOST_ENTRIES)
-        self._count = 0  # of all entries there ever were
+        self._count = 0  # of all entries so far
         self._hosts: dict[str, _Sum] = {}
         self._denials: dict[tuple[str, str], _Same] = {}
         self._denied = self._marked = 0
@@ -36,16 +36,18 @@ class Logbook:
 
     def begin(self, host: str, port: int) -> LogEntry:
         entry = LogEntry(0, host, port)
-        entry.began, entry.at = time.monotonic(), time.time()
+        entry.began = time.monotonic()
+        entry.at = time.time()
         return entry
 
     def finish(self, entry: LogEntry, refusal: Refusal | None) -> None:
-        """End an entry and write it down. Idempotent for each entry."""
+        """End an entry and add it to the log. Idempotent for each entry."""
         if entry.duration_s is not None:
             return
         entry.duration_s = time.monotonic() - entry.began
         if refusal is not None:
-            entry.verdict, entry.code = refusal.verdict, refusal.code
+            entry.verdict = refusal.verdict
+            entry.code = refusal.code
         with self._lock:
             self._count += 1
             entry.number = self._count
@@ -55,7 +57,7 @@ class Logbook:
                 self._deny(_denial(entry, refusal))
 
     def _deny(self, denial: Denial) -> None:
-        """List a denial, or count it when the list is full: pushing others out would let a guest hide what it tried."""
+        """List a denial, or only count it when the list is full: else a guest could push earlier denials out."""
         if (denial.target, denial.code) not in self._denials and len(self._denials) >= MOST_DENIALS:
             words = f"{MOST_DENIALS} others are listed, and these are only counted; box.network.log() has the last ones"
             denial = Denial(denial.kind, OTHERS, denial.code, words, None, first_at=denial.first_at)
@@ -116,7 +118,7 @@ class _Same:
 
 
 class _Sum:
-    """What is counted for one host."""
+    """The counters of a host."""
 
     def __init__(self, host: str) -> None:
         self._host = host

@@ -1,6 +1,6 @@
 """A sandbox at the gateway: rules, names, budgets, log and open connections.
 
-A registration is known by its listeners or its relay, never by what a guest says. It runs in the gateway's loop, but
+A registration is known by its listeners or its relay, never by what a guest says. It runs in the gateway's loop, except
 for the methods that say otherwise.
 """
 
@@ -43,23 +43,23 @@ if TYPE_CHECKING:
     from ringfence.records import HostSummary, Request
     from ringfence.results import Denial, Usage
 
-_TURN_S = 0.05  # between two looks whether a target's turn has come
+_TURN_S = 0.05  # between two checks whether a target may be dialled
 _TURNS_S = 10.0
 
 
 class ServingLoop(Protocol):
-    """What a registration asks of the gateway's service."""
+    """The part of the gateway's service that a registration uses."""
 
     @property
     def resolver(self) -> Resolver:
-        """What looks names up, for every sandbox of the process."""
+        """Return the resolver of every sandbox of the process."""
 
     @property
     def totals(self) -> Totals:
-        """The budgets of all sandboxes of the process together."""
+        """Return the budgets of all sandboxes of the process together."""
 
     def ask(self, work: Callable[[], None]) -> None:
-        """Have `work` done in the loop and wait for it. Raises TimeoutError."""
+        """Run `work` in the loop and wait until it has ended. Raises TimeoutError."""
 
     def detach(self, registration: Registration) -> None:
         """End a registration in the loop, without waiting."""
@@ -80,9 +80,9 @@ class Registration:
     ) -> None:
         """Take the listeners over: resolver by UDP, resolver by TCP, proxy, then one listener for each port.
 
-        With a relay there are no listeners: it listens inside.
+        With a relay there are no listeners, as the relay listens inside.
         `twin_of`: a live copy has the placeholders, the authority and the addresses of names of its original, because
-        they are in the memory that was copied.
+        all of that is in the memory that was copied.
         """
         self._service = service
         self._network = network
@@ -115,11 +115,12 @@ class Registration:
         if self._reads and twin_of is not None:
             self._authority = twin_of.authority
         if self._reads:
-            self.defaults, self.files = trust.environment(), trust.files(self.authority)
+            self.defaults = trust.environment()
+            self.files = trust.files(self.authority)
 
     @property
     def is_relayed(self) -> bool:
-        """Whether a relay inside listens, and not the gateway itself."""
+        """Return whether a relay inside listens, and not the gateway itself."""
         return self._relay is not None
 
     # for connections: interfaces.Uplink
@@ -165,7 +166,8 @@ class Registration:
     def log(self, target: Target, *, method: str | None = None, path: str | None = None) -> LogEntry:
         entry = self.book.begin(target.name, target.port)
         entry.rule = self.decide(target.name, target.port).entry
-        entry.method, entry.path = method, path
+        entry.method = method
+        entry.path = path
         return entry
 
     def finish(self, entry: LogEntry, *, status: int | None = None, refusal: Refusal | None = None) -> None:
@@ -246,7 +248,7 @@ class Registration:
     # live rules
 
     def _apply(self, network: Network) -> None:
-        """Replace the rules, and cut now what they no longer permit in the same way (G25)."""
+        """Replace the rules, and cut every connection that they no longer permit in the same way (G25)."""
         self._network = network
         self._rules = rules.compiled(network)
         closed = self._targets_at_closed_addresses()
@@ -309,19 +311,19 @@ class Registration:
             self._service.detach(self)
 
     def wait_ended(self, within_s: float) -> bool:
-        """After `close`, from any thread but the gateway's: return whether nothing of the registration is left."""
+        """Return whether, after `close`, nothing of the registration is left. From any thread but the gateway's."""
         return self._ended.wait(within_s)
 
     def disown_descriptors(self) -> None:
-        """Close no listener again: the caller closed our descriptors, whose numbers may mean other files by now."""
+        """Drop the listeners without closing: the caller closed them, and their numbers may be other files now."""
         self.closed = True
         for sock in self.sockets:
             sock.detach()
 
     def after_fork(self) -> None:
-        """Close a forked child's copies: listeners, connections, and what the relay has. Idempotent.
+        """Close a forked child's copies of listeners, connections and the relay's sockets. Idempotent.
 
-        While the child had a connection, it would not end in the parent: for the guest, and for the server.
+        While the child has a copy of a connection, the parent's `close` does not end it for guest and server.
         """
         self.closed = True
         for connection in list(self.connections):

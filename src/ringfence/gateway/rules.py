@@ -1,6 +1,6 @@
-"""Decides what a policy says about a name and a port. Pure, and the only place that decides.
+"""Decides what a policy says about a name and a port. Pure; no other module decides that.
 
-Deny wins; a rule comes before an entry of `allow`, because it asks for more; what no line names is refused.
+Deny wins. A rule comes before an entry of `allow`, because a rule demands more. A name in no line is refused.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @final
 class Verdict(Struct):
-    """What the rules say about a name on a port. `refusal` is None when it may be reached."""
+    """What the rules say about a name on a port. `refusal` is None when the name may be reached."""
 
     refusal: Refusal | None
     target: Target
-    entry: str | None = None  # the line of the policy that permits it, for the log
+    entry: str | None = None  # the line of the policy that permits the name, for the log
     protocol: Protocol | Literal["any"] = "any"  # any: TLS or HTTP, whichever the client speaks; both are checked
 
     def same_way(self, other: Verdict) -> bool:
@@ -41,7 +41,7 @@ class Verdict(Struct):
 
 
 class NetworkRules:
-    """A network's patterns, read once."""
+    """The patterns of a network, parsed once."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -72,7 +72,7 @@ class NetworkRules:
             if pattern.matches(name) and port in self._ports(pattern):
                 return Verdict(None, plain, str(pattern))
         if self._public and port in self.network.ports and not (is_address(name) and self._deny):
-            # An address would be a way around a name that is denied.
+            # An address would be a way around a denied name.
             return Verdict(None, plain, "public")
         return Verdict(self._not_allowed(name, port), plain)
 
@@ -117,7 +117,7 @@ def _denied(name: str, port: int) -> Refusal:
 
 @lru_cache(maxsize=64)
 def compiled(network: Network) -> NetworkRules:
-    """Return the rules of a network; an equal network is read once."""
+    """Return the rules of a network; an equal network is parsed once."""
     return NetworkRules(network)
 
 
@@ -158,4 +158,4 @@ def check_network(policy: Policy) -> None:
     if policy.secrets:
         from ringfence.gateway.secrets.vault import Vault
 
-        Vault(policy.secrets)  # a value that is missing, or cannot be kept, is reported before anything starts
+        Vault(policy.secrets)  # raises for a value that is missing or cannot be kept, before anything starts

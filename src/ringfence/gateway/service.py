@@ -1,7 +1,7 @@
 """The gateway of this process: an event loop in a daemon thread, which serves every sandbox that registered.
 
-When it stops, nothing passes: connections are cut, and no new ones are accepted. Started again, it serves the same
-registrations.
+When the gateway stops, nothing passes: connections are cut, and no connection is accepted. Started again, it serves
+the same registrations.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _ANSWER_S = 10.0
 class GatewayService:
     """Registrations and the thread that serves them. Safe from several threads.
 
-    What needs asyncio is imported by the thread, while its caller builds a sandbox.
+    The thread imports what needs asyncio, while the caller builds a sandbox.
     """
 
     def __init__(self) -> None:
-        self.totals = Totals()  # budgets of all sandboxes together; the loop's
+        self.totals = Totals()  # budgets of all sandboxes together; used in the loop alone
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._acceptor: Acceptor | None = None  # in the loop alone
         self._thread: threading.Thread | None = None
-        self._waiting: list[Callable[[], None]] = []  # for a loop that is not there yet
+        self._waiting: list[Callable[[], None]] = []  # until the loop exists
         self._registrations: set[Registration] = set()
         self._resolver: Resolver | None = None
-        self._last_detached: asyncio.Task[None] | None = None  # held, or it might be collected
+        self._last_detached: asyncio.Task[None] | None = None  # kept, because asyncio may collect a task that is not
 
     @property
     def resolver(self) -> Resolver:
-        """What looks names up for all sandboxes, made when it is first asked for."""
+        """Return the resolver of all sandboxes, made on first use."""
         from ringfence.gateway.dial import Resolver as Made
 
         with self._lock:
@@ -83,7 +83,7 @@ class GatewayService:
         broken: Callable[[], None],
         twin_of: object = None,
     ) -> tuple[Registration, socket.socket]:
-        """Take the channel to guestd over; also return a socket for all on it that is not the gateway's."""
+        """Take the channel to guestd over. Return also a socket for the frames that are not the gateway's."""
         from ringfence.gateway.relay.mux import Relay
 
         def enter(sock: RelayedSocket) -> None:
@@ -132,7 +132,7 @@ class GatewayService:
             registration.mark_ended()
 
     def ask(self, work: Callable[[], None]) -> None:
-        """Have `work` done in the loop and wait for it. Raises TimeoutError when the gateway does not answer."""
+        """Run `work` in the loop and wait until it has ended. Raises TimeoutError when the gateway does not answer."""
         done = threading.Event()
 
         def do() -> None:
@@ -145,7 +145,7 @@ class GatewayService:
             raise TimeoutError("the gateway did not answer in time")
 
     def stop(self) -> None:
-        """Cut every connection, accept no more, and wait for that; registrations stay."""
+        """Cut every connection, accept no more, and wait until the loop has ended. Registrations stay."""
         with self._lock:
             thread = self._thread
         if thread is None or thread is threading.current_thread():

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ringfence.gateway.types import LogEntry
 
 IDLE_S = 900.0  # without a byte either way
-HALF_OPEN_S = 120.0  # the same, when one side has said that it is done
+HALF_OPEN_S = 120.0  # without a byte, when one side is done
 _COPY = 1 << 16
-_COPIED_FIRST = 1 << 18  # then a pipe pays
+_COPIED_FIRST = 1 << 18  # bytes that are copied; after that a pipe is faster
 _PIPE = 1 << 20
 _TURNS = 8  # reads before other connections have their turn
 _FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
@@ -37,8 +37,9 @@ class Splice:
     """The two sockets of a connection, and the flow of bytes each way."""
 
     def __init__(self, connection: Connection, upstream: socket.socket, entry: LogEntry) -> None:
-        """Take both sockets over. What was read from the guest already goes to the network first."""
-        uplink, guest = connection.uplink, connection.sock
+        """Take both sockets over. Bytes that were read from the guest before go to the network first."""
+        uplink = connection.uplink
+        guest = connection.sock
         self._loop = asyncio.get_running_loop()
         self._sockets = (guest, upstream)
         self.totals = uplink.totals
@@ -101,7 +102,8 @@ class _Flow:
     ) -> None:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
-        self._source, self._sink = source, sink
+        self._source = source
+        self._sink = sink
         self._count = count
         self._held = memoryview(first)  # copied, not yet sent
         self._piped = 0  # in the pipe, not yet sent
@@ -176,7 +178,7 @@ class _Flow:
         return True
 
     def _writable_end(self) -> int | None:
-        """Return the pipe's writable end; None without descriptors to spare: then bytes are copied for a while more."""
+        """Return the pipe's writable end; None without descriptors to spare: then bytes are copied for longer."""
         if self._pipe is None:
             try:
                 self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if self._owner.totals.may_pipe() else None

@@ -1,7 +1,7 @@
 """Byte streams of the gateway: a plain socket, and TLS. Every wait has a deadline.
 
 Certificates of servers are checked against the system's trusted roots, always, with the name that the policy
-permits: there is no way to leave that out.
+permits. Nothing switches that off.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16
 HANDSHAKE_S = 15.0
-STALL_S = 600.0  # without a byte in a direction that is waited for: a model may think that long
+STALL_S = 600.0  # without a byte from a peer that is waited for: a model may think that long
 SEND_S = 120.0  # a peer that takes nothing
-_READS_A_TURN = 8  # of what is there already
+_READS_A_TURN = 8  # of bytes that have come already
 _RECORDS = 1 << 14  # bytes of TLS that are read at a time: 600 key updates are as much work as a megabyte
 _MOST_FRUITLESS = 1 << 16  # bytes of TLS in a row that carry no data
 
@@ -39,7 +39,7 @@ class ByteStream(Protocol):
         """Send all of `data`. Raises TimeoutError, OSError."""
 
     def is_stale(self) -> bool:
-        """Return whether an idle connection has something to read: then the peer closed it, or is out of step."""
+        """Return whether an idle connection has something to read: then the peer closed or is out of step."""
 
     def is_gone(self) -> bool:
         """Return whether the peer has closed the connection, or half of it, whatever is still to be read."""
@@ -52,13 +52,13 @@ def _free(size: int) -> None:
 
 
 class _ReadTurns:
-    """Gives the loop to other connections now and then: a peer that always has something to say would keep it."""
+    """Lets other connections run now and then, as a peer that never stops sending would keep the loop busy."""
 
     def __init__(self) -> None:
         self._reads = 0
 
     async def give(self) -> None:
-        """Give others a turn if it is time. Called before a read, as a task that is cancelled here has read nothing."""
+        """Let other connections run if it is time. Called before a read: a task cancelled here has read nothing."""
         self._reads += 1
         if self._reads % _READS_A_TURN == 0:
             await asyncio.sleep(0)
@@ -89,7 +89,7 @@ class Plain:
             self._count_down(len(data))
             return data
         try:
-            data = self._sock.recv(CHUNK)  # what is there already needs no deadline
+            data = self._sock.recv(CHUNK)  # bytes that have come already need no deadline
         except BlockingIOError:
             async with asyncio.timeout(timeout_s):
                 data = await self._loop.sock_recv(self._sock, CHUNK)
@@ -135,13 +135,14 @@ class Tls:
 
     def __init__(self, under: ByteStream, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
         self._under = under
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         self._sending = asyncio.Lock()
         self._turns = _ReadTurns()
-        self._unread = memoryview(b"")  # of what has come
+        self._unread = memoryview(b"")  # bytes that have come and were not decrypted
         self._fruitless = 0
 
     @property
@@ -180,7 +181,7 @@ class Tls:
             except ssl.SSLZeroReturnError:
                 return b""
             except ssl.SSLEOFError:
-                # Closed without goodbye: a reader of lengths notices that something is missing.
+                # Closed without a goodbye: the reader sees by the length of its message that something is missing.
                 return b""
 
     async def send(self, data: bytes) -> None:
@@ -199,7 +200,7 @@ class Tls:
         self._under.close()
 
     async def end(self) -> None:
-        """Say goodbye, so that the peer knows that nothing was cut off; then close."""
+        """Say goodbye, so that the peer knows that all was sent; then close."""
         try:
             self._tls.unwrap()
         except ssl.SSLError:
@@ -223,7 +224,7 @@ class Tls:
     async def _flush(self) -> None:
         if not self._outgoing.pending:
             return
-        async with self._sending:  # taken inside: what was encrypted first goes first
+        async with self._sending:  # taken inside: records go out in the order of their encryption
             await self._under.send(self._outgoing.read())
 
 
@@ -243,7 +244,7 @@ def client_context(alpn: Sequence[str]) -> ssl.SSLContext:
             _contexts.clear()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_RENEGOTIATION  # the server stays the one that was checked
+        context.options |= ssl.OP_NO_RENEGOTIATION  # the server stays the server that was checked
         context.set_alpn_protocols(list(alpn))
         trusted_roots(context)
         _contexts[key] = context

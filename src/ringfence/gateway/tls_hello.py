@@ -1,6 +1,6 @@
 """Reads the server name of a TLS ClientHello, however the hello is cut into records and segments (G10).
 
-Strict: what a server could read in two ways is refused. Nothing is decrypted, nothing is kept.
+The parser is strict: bytes that a server could read in two ways are refused. Nothing is decrypted or kept.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ _RECORD_HEAD = 5
 _HANDSHAKE = b"\x16\x03"  # the kind of record, and the first half of any version
 _CLIENT_HELLO = 1
 _SERVER_NAME, _ENCRYPTED_HELLO = 0, 0xFE0D
-_OLD_ENCRYPTED = (0xFFCE, 0xFF02, 0xFF03)  # drafts of the same
+_OLD_ENCRYPTED = (0xFFCE, 0xFF02, 0xFF03)  # of its drafts
 
 
 @final
 class ClientHello(Struct):
-    """What a hello says in clear. `server_name` is as sent, ASCII; None without one."""
+    """The readable part of a hello. `server_name` is as sent, ASCII; None if the hello has no name."""
 
     server_name: str | None
-    encrypted: bool  # it carries an encrypted hello, which may name another server
+    encrypted: bool  # the hello carries an encrypted hello, which may name another server
 
 
 class BadHello(Exception):  # noqa: N818  # what a guest sent, not our error
@@ -38,9 +38,9 @@ def parse(data: bytes) -> ClientHello | None:
 
 
 class Gathering:
-    """A hello that comes in pieces. Each byte is looked at once.
+    """A hello that comes in pieces. Each byte is read once.
 
-    A reader that began anew with every piece let a guest hold up all others, by a hello of records of one byte (G10).
+    A reader that began again with every piece would let a guest hold up all sandboxes, by records of a byte (G10).
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,8 @@ def _read(reader: _HelloReader) -> ClientHello:
     reader.take(2 + 32)  # version, random
     if len(reader.vector(1)) > 32:
         raise BadHello("the session id is too long")
-    suites, compressions = reader.vector(2), reader.vector(1)
+    suites = reader.vector(2)
+    compressions = reader.vector(1)
     if not suites or len(suites) % 2 or not compressions:
         raise BadHello("it offers no cipher suites")
     if reader.done():
@@ -131,11 +132,13 @@ def _read(reader: _HelloReader) -> ClientHello:
 
 def _extensions(extensions: _HelloReader) -> ClientHello:
     seen: set[int] = set()
-    name, encrypted = None, False
+    name = None
+    encrypted = False
     while not extensions.done():
-        kind, content = extensions.number(2), extensions.vector(2)
+        kind = extensions.number(2)
+        content = extensions.vector(2)
         if kind in seen:
-            raise BadHello("an extension comes twice")  # which of two names a server takes is its own affair
+            raise BadHello("an extension comes twice")  # servers differ in which of two names they take
         seen.add(kind)
         if kind == _SERVER_NAME:
             name = _server_name(_HelloReader(content))
@@ -147,7 +150,8 @@ def _server_name(content: _HelloReader) -> str:
     names = _HelloReader(content.vector(2))
     if not content.done() or names.done():
         raise BadHello("the server name is malformed")
-    kind, name = names.number(1), names.vector(2)
+    kind = names.number(1)
+    name = names.vector(2)
     if kind != 0 or not names.done() or not 0 < len(name) <= 255:
         raise BadHello("there is not exactly one server name")
     try:

@@ -1,4 +1,4 @@
-"""Serves a connection to one host: finds its protocol, checks that the rules permit that, and hands it on.
+"""Serves a connection to a host: finds the protocol, checks that the rules permit it, and passes the bytes on.
 
 A connection to an address of 127.0.0.0/8 means the name that has the address; a connection to the proxy says where it
 goes, and comes here afterwards.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 HELLO_S = 10.0  # from the connection to the end of the hello
 _READ = 1 << 14
-_SILENT_S = 1.0  # how long a client that is refused anyway has to show in which protocol
+_SILENT_S = 1.0  # how long a refused client has to show its protocol
 
 
 def verdict_on(directory: Directory, sock: socket.socket) -> Verdict | None:
@@ -50,7 +50,7 @@ async def serve_tunnel(connection: Connection, upstream: socket.socket | None) -
         way = await _way(connection, verdict)
     finally:
         if upstream is not None and way != "unseen":
-            upstream.close()  # what reads requests connects for each as it needs
+            upstream.close()  # a reader of requests connects itself, for each request
     if way == "unseen":
         await _pass(connection, verdict.target, upstream)
     elif way == "http":
@@ -62,7 +62,7 @@ async def serve_tunnel(connection: Connection, upstream: socket.socket | None) -
 
 
 async def _way(connection: Connection, verdict: Verdict) -> _Way:
-    """Return how the connection is served, from what the client sends first; "refused" when the client was told no."""
+    """Return how the connection is served, by what the client sends first; "refused" when the client was refused."""
     if verdict.refusal is not None:
         await _hear_and_refuse(connection, verdict.target, verdict.refusal)
         return "refused"
@@ -83,7 +83,7 @@ async def _way(connection: Connection, verdict: Verdict) -> _Way:
 
 
 async def _serve_http(connection: Connection, target: Target) -> None:
-    """Serve requests to one target, whose name each request must say (G11)."""
+    """Serve requests to a single target, which each request must name (G11)."""
     try:
         from ringfence.gateway.http.intercept import fixed, serve_plain
     except ImportError:
@@ -127,7 +127,9 @@ def _check_protocol(verdict: Verdict, first: bytes, *, is_tls: bool) -> None:
 async def _check_hello(connection: Connection, target: Target) -> None:
     """Read on until the hello is whole, and check that it names the host that the connection is for (G10)."""
     loop = asyncio.get_running_loop()
-    gathering, received, more = tls_hello.Gathering(), bytearray(connection.received), connection.received
+    gathering = tls_hello.Gathering()
+    received = bytearray(connection.received)
+    more = connection.received
     try:
         async with asyncio.timeout(HELLO_S):
             while (found := gathering.feed(more)) is None:
@@ -146,7 +148,7 @@ async def _check_hello(connection: Connection, target: Target) -> None:
 
 
 def _check_name(found: tls_hello.ClientHello, target: Target) -> None:
-    unseen = f'network.rules = [..., {{host = "{target}", protocol = "tcp"}}]'  # its bytes pass unseen
+    unseen = f'network.rules = [..., {{host = "{target}", protocol = "tcp"}}]'  # passes bytes unseen
     if found.encrypted:
         raise Refusal("net.ech", "an encrypted hello may name another server, and is refused", allow=unseen)
     if found.server_name is None:
@@ -187,7 +189,7 @@ async def _pass(connection: Connection, target: Target, upstream: socket.socket 
 
 
 async def _hear_and_refuse(connection: Connection, target: Target, refusal: Refusal) -> None:
-    """Wait a moment for what the client speaks, which decides how it is told no."""
+    """Wait a moment for the first bytes, whose protocol the refusal uses, then refuse."""
     if not connection.received:
         try:
             async with asyncio.timeout(_SILENT_S):

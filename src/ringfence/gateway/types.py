@@ -40,10 +40,10 @@ class Refusal(Exception):  # noqa: N818  # the policy's answer, not our error
         self.verdict = verdict
         self.host_message = message
         self.host_allow = allow
-        self.asked_for: tuple[Target, str] | None = None  # where a request that was refused was to go, and its path
+        self.asked_for: tuple[Target, str] | None = None  # target and path of the refused request
 
     def for_host(self, message: str, allow: str | None) -> None:
-        """Set what the caller's log and denials say instead: there, an address of the host's network is no leak."""
+        """Set the words for the caller's log and denials, in which an address of the host's network is no leak."""
         self.host_message = message
         self.host_allow = allow
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ringfence.guest.guestd.protocols import Bundle
 
 _FILES, _INTERPRETER, _SHARED = "ringfence.guest.files", "ringfence.guest.interpreter", "ringfence.shared"
-_CONNECTOR = "ringfence.guest.guestd.connector"  # the one job that is neither
+_CONNECTOR = "ringfence.guest.guestd.connector"  # the only job that is in neither package
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -26,7 +26,7 @@ def load() -> None:
 
 
 def load_late() -> None:
-    """Import also what file jobs import inside their functions: for jobs that will see no standard library either."""
+    """Import also what file jobs import inside functions, for jobs that will not see the standard library."""
     load()
     for name in _members(_FILES):
         for late in imports_in_functions(text_of(f"{name.replace('.', '/')}.py")):
@@ -34,7 +34,7 @@ def load_late() -> None:
 
 
 def texts(*begin: str) -> dict[str, str]:
-    """Return by full name the texts of these modules of the interpreter's package and of what each imports of ours."""
+    """Return, by full name, the texts of these interpreter modules and of our modules that they import."""
     known = {*_members(_INTERPRETER), *_members(_SHARED)}
     found: dict[str, str] = {}
     waiting = [f"{_INTERPRETER}.{name}" for name in begin]

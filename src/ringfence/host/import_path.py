@@ -1,17 +1,17 @@
 """Keeps Ringfence's own imports out of folders that a guest can write: a module there is the guest's code (L12).
 
-A mount with mode "rw" may be, hold or lie in a folder of `sys.path`: the one of the caller's script, mostly. What a
-guest leaves there would be run here, with the caller's rights, by the next import of a module that was not needed
-before. So such folders are noted before the guest's first byte, for good, and from then on a finder stands before all
-others. It answers imports that Ringfence asks for, by itself or through the standard library and installed packages:
-from every other folder, or not at all. What the caller's own code imports is left alone.
+A mount with mode "rw" may be, contain or be inside a folder of `sys.path`, mostly the folder of the caller's script.
+What a guest leaves there would be run here, with the caller's rights, by the next import of a module that was not
+needed before. Therefore such folders are noted, for good, before the guest runs. From then on our finder comes before
+all others. It answers imports that Ringfence asks for, by itself or through the standard library and installed
+packages: from every other folder, or not at all. What the caller's own code imports is left alone.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from _frozen_importlib_external import PathFinder  # what the path-based finder of `sys.meta_path` is
+from _frozen_importlib_external import PathFinder  # the path-based finder of `sys.meta_path`
 
 from ringfence.plan.rootfs.interpreter import HELPERS
 from ringfence.policy.host_paths import within
@@ -33,40 +33,42 @@ IMPORTABLE = (
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _MOST_LINKS = 40  # the kernel's own limit on one path
 
-_written: dict[str, list[tuple[str, ...]]] = {}  # what was shown writable, each time with what was read-only in it
-# Whether a guest can write in a folder, by its name. A new one whenever more is written: who still works with the old
-# one, in another thread, leaves there what may be true no more.
+_written: dict[str, list[tuple[str, ...]]] = {}  # each writable folder, with the read-only paths in it
+# Whether a guest can write in a folder, by its name. The table is replaced whenever there are more writable folders:
+# another thread that still works with the old table leaves there what may no longer be true.
 _verdicts: list[dict[str, bool]] = [{}]
 
 
 def shown_writable(sources: Iterable[str], read_only: Iterable[str] = ()) -> None:
-    """To be called before a guest can write to `sources`, real host paths. `read_only`: paths in them that it cannot.
+    """Note `sources`, real host paths, before a guest can write there. `read_only`: paths inside that stay read-only.
 
-    Nothing is ever taken back: what a guest has written stays.
+    No note is ever taken back: what a guest has written stays.
     """
     for source in sources:
-        held = tuple(path for path in read_only if within(path, source))
-        if held not in _written.setdefault(source, []):
-            _written[source].append(held)
+        inside = tuple(path for path in read_only if within(path, source))
+        if inside not in _written.setdefault(source, []):
+            _written[source].append(inside)
             _verdicts[0] = {}
     guard()
 
 
 def guard() -> None:
-    """From here on, our imports use neither writable folders nor "" and ".", which are wherever the caller goes."""
+    """Keep our imports, from here on, out of writable folders and of "" and ".", the working directory."""
     if sys.meta_path[:1] != [_finder]:
         sys.meta_path[:] = [_finder, *(finder for finder in sys.meta_path if finder is not _finder)]
 
 
 def keep_first() -> None:
-    """At every call of ours: a finder that the caller put before this one since would find what a guest left."""
+    """Put our finder first again, at every call: a finder that the caller put there would find a guest's modules."""
     if _written:
         guard()
 
 
 def guest_can_write(path: str) -> bool:
-    """Whether `path`, or a link on the way to it, lies where a guest can write, or could."""
-    left, at, links = path.split("/")[::-1], "/", 0
+    """Return whether `path`, or a link on the way, is where a guest can write or could."""
+    left = path.split("/")[::-1]
+    at = "/"
+    links = 0
     while left:
         part = left.pop()
         if part in ("", "."):
@@ -86,7 +88,7 @@ def guest_can_write(path: str) -> bool:
 
 
 def untouched(folders: Iterable[str]) -> tuple[str, ...]:
-    """Those that a guest can write neither to nor anywhere in."""
+    """Return the folders in which, at any depth, no guest of this process can write or could."""
     return tuple(
         folder
         for folder in folders
@@ -95,26 +97,27 @@ def untouched(folders: Iterable[str]) -> tuple[str, ...]:
 
 
 def importable(sources: Iterable[str], read_only: Iterable[str] = ()) -> list[str]:
-    """Folders of `sys.path` that a guest could write to if it were shown `sources`; for telling the caller."""
-    real, held = tuple(sources), tuple(read_only)
+    """Return the folders of `sys.path` that a guest with `sources` could write to, for a warning to the caller."""
+    writable = tuple(sources)
+    excepted = tuple(read_only)
     found: dict[str, None] = {}
-    for entry in map(str, sys.path):  # Python passes over what is no text
+    for entry in map(str, sys.path):  # Python ignores entries that are no text
         try:
             folder = os.path.realpath(entry)  # "" is the working directory
-        except OSError:  # which somebody removed
+        except OSError:  # which was removed
             continue
-        if any(within(folder, one) for one in real) and not any(within(folder, one) for one in held):
+        if any(within(folder, path) for path in writable) and not any(within(folder, path) for path in excepted):
             found[folder] = None
     return list(found)
 
 
 def guests_folders() -> list[str]:
-    """Folders of `sys.path` that a guest of this process can write to, or could."""
+    """Return the folders of `sys.path` that a guest of this process can write to or could."""
     return list(dict.fromkeys(entry for entry in map(str, sys.path) if entry[:1] == "/" and guest_can_write(entry)))
 
 
 def is_installed(name: str) -> bool:
-    """Whether an import of ours would find it. `find_spec` alone raises where the answer is ours, and no."""
+    """Return whether our own import would find a module. Where our finder refuses, `find_spec` raises."""
     from importlib.util import find_spec
 
     try:
@@ -124,12 +127,12 @@ def is_installed(name: str) -> bool:
 
 
 def callers_own(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function of the caller's: what it imports is the caller's matter, wherever its code lies."""
+    """Call the caller's function. What the function imports is left alone, wherever its code is."""
     return work(*args, **kwargs)
 
 
 async def callers_own_awaited(work: Awaitable[T]) -> T:
-    """The same for what has to be awaited."""
+    """Await the caller's awaitable. What its code imports is left alone."""
     return await work
 
 
@@ -137,15 +140,18 @@ _BORDERS = frozenset((callers_own.__code__, callers_own_awaited.__code__))
 _OURS, _PASSED, _CALLERS = "ours", "passed", "caller's"
 _PACKAGE = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/"
 _LIBRARY = f"{os.path.dirname(os.__file__)}/"
-_kinds: dict[str, str] = {}  # of the files that code came from
+_kinds: dict[str, str] = {}  # whose code a file holds, by file name
 
 
 class _Finder:
-    """Stands first in `sys.meta_path`. It finds nothing for the caller's own code."""
+    """The first finder of `sys.meta_path`. It finds nothing for the caller's own code."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Raises ModuleNotFoundError instead of leaving it to the finders behind, which would look everywhere."""
+        """Find a module for our own code, outside the folders that a guest can write.
+
+        Raises ModuleNotFoundError if there is none: the finders behind would look everywhere.
+        """
         if not _is_for_us(sys._getframe(1), name):  # noqa: SLF001  # `inspect` is slow to import
             return None
         places = [entry for entry in (sys.path if path is None else path) if _may_be_used(entry)]
@@ -162,8 +168,10 @@ _finder = _Finder()
 
 
 def _is_for_us(frame: FrameType | None, name: str) -> bool:
-    """Who asks: the nearest code that is no machinery. With none, a thread of the standard library's own, say, its
-    modules are never taken from a guest's folder."""
+    """Return whether our own code asks for the import. The nearest frame that is no machinery decides.
+
+    If there is no such frame, as in a thread of the standard library, modules of the standard library are for us.
+    """
     while frame is not None:
         code = frame.f_code
         if code in _BORDERS:
@@ -176,6 +184,7 @@ def _is_for_us(frame: FrameType | None, name: str) -> bool:
 
 
 def _kind_of(frame: FrameType) -> str:
+    """Return whose code a frame runs: ours, the caller's, or a library's, which imports for its own caller."""
     name = frame.f_code.co_filename
     file = name if name.startswith(("/", "<frozen ")) else str(frame.f_globals.get("__file__") or "")
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -185,18 +194,18 @@ def _kind_of(frame: FrameType) -> str:
         kind = _PASSED
     else:
         kind = _CALLERS
-    if file is name:  # "<string>" is many things
+    if file is name:  # "<string>" stands for many files
         _kinds[name] = kind
     return kind
 
 
 def _may_be_used(entry: object) -> bool:
-    """A folder or an archive of a path. "" and relative ones are wherever the process is."""
+    """Return whether modules may come from an entry of a path: it is absolute and no guest can write there."""
     return isinstance(entry, str) and os.path.isabs(entry) and not _verdict(entry)
 
 
 def _may_be_run(spec: ModuleSpec) -> bool:
-    """Neither its file nor the compiled one beside it may be a guest's."""
+    """Return whether neither the module's file nor the compiled file beside it may be a guest's."""
     files = (spec.origin, spec.cached) if spec.has_location else ()
     return not any(file is not None and _is_guests(file) for file in files)
 
@@ -214,11 +223,11 @@ def _verdict(folder: str) -> bool:
 
 
 def _is_written(path: str) -> bool:
-    """By its name alone: below something that was shown writable, and not below what was read-only there."""
+    """Return whether a path is, by its name, in a writable folder and not below a path that was read-only there."""
     above = path
     while True:
-        for held in _written.get(above, ()):
-            if not any(within(path, one) for one in held):
+        for read_only in _written.get(above, ()):
+            if not any(within(path, each) for each in read_only):
                 return True
         if above in ("/", ""):
             return False

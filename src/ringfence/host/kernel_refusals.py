@@ -1,6 +1,6 @@
-"""What it means when the kernel refuses a step of building a sandbox, and what the host's owner can do about it.
+"""Reasons why the kernel refuses a step of building a sandbox, and what the host's owner can do.
 
-Reads a few files of /proc to tell one reason from another; tries nothing and changes nothing.
+Reads a few files of /proc to tell one reason from another. Tries nothing and changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ringfence.shared import proc
 from ringfence.values import Struct, final
 
 _SYS_ADMIN = 21
-# What the kernel says where it lacks a feature or denies a right: the same the next time.
+# What the kernel says where it lacks a feature or denies a right. It says the same the next time.
 _LASTING = frozenset(
     (
         *(errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP),
@@ -35,9 +35,9 @@ DOCTOR = "ringfence doctor --fix"
 
 @final
 class Cause(Struct):
-    """Why a step was refused. `fix` is a command, or what to change in words; None: nothing is known to help.
+    """Why a step was refused. `fix` is a command, or says in words what to change; None if nothing is known to help.
 
-    `passes`: it says nothing about the host, and may be otherwise the next time.
+    `passes`: the cause says nothing about the host, and the step may succeed the next time.
     """
 
     code: str
@@ -48,7 +48,7 @@ class Cause(Struct):
 
 
 def mounts_changed(what: str) -> SandboxLostError:
-    """What a mount shows is not what the plan looked at. No other wall is to be tried for that."""
+    """Return the error for a mounted folder that is not the folder of the plan. No other backend is tried after it."""
     return SandboxLostError(
         f"a mounted folder was changed while the sandbox was built: {what}",
         code="mounts-changed",
@@ -57,15 +57,17 @@ def mounts_changed(what: str) -> SandboxLostError:
 
 
 def is_lasting(number: int | None) -> bool:
-    """Whether an error number tells of a missing feature or right; else of this moment: a process that ended, a name
-    that went, a full table."""
+    """Return whether an error number means a missing feature or right.
+
+    Other numbers mean something that passes: a process that ended, a name that was removed, a full table.
+    """
     return number in _LASTING
 
 
 def cause(text: str, number: object, *, out_of_memory: bool = False) -> Cause:
-    """The likeliest cause of a refused step. `text` names it as `guest/kernel.py` does: `[unshare 0x10020000]`.
+    """Return the likeliest cause of a refused step. `text` names the step as `shared.syscalls` does: `[unshare 0x1]`.
 
-    `out_of_memory`: its cgroup counted a process that was killed at the limit.
+    `out_of_memory`: the sandbox's cgroup counted a process that was killed at the limit.
     """
     number = number if isinstance(number, int) else number_in(text)
     if "limits.memory" in text:
@@ -88,7 +90,7 @@ def cause(text: str, number: object, *, out_of_memory: bool = False) -> Cause:
 
 
 def _fix_of(number: int | None) -> str:
-    """For what passes."""
+    """Return what to do about an error that passes."""
     if number in (errno.EMFILE, errno.ENFILE):
         return "close sandboxes, or raise the limit on open files, then try again"
     if number in (errno.EAGAIN, errno.ENOMEM):
@@ -97,15 +99,14 @@ def _fix_of(number: int | None) -> str:
 
 
 def number_in(text: str) -> int | None:
-    """The error number of `[Errno 1] …`, where only the words came through."""
-    head, found, tail = text.partition("[Errno ")
-    del head
+    """Return the error number in a text with `[Errno 1] …`, or None."""
+    _, found, tail = text.partition("[Errno ")
     digits = tail.partition("]")[0] if found else ""
     return int(digits) if digits.isdigit() else None
 
 
 def sysctl(name: str) -> str | None:
-    """A kernel setting as this process sees it; None where this kernel has no such setting."""
+    """Return a kernel setting as this process sees it, or None when this kernel does not have the setting."""
     try:
         with open(f"/proc/sys/{name.replace('.', '/')}", encoding="ascii", errors="replace") as file:
             return file.read().strip()
@@ -114,7 +115,7 @@ def sysctl(name: str) -> str | None:
 
 
 def container() -> str | None:
-    """The engine of the container this process runs in, as far as it left a mark."""
+    """Return the engine of the container that this process runs in, if the engine left a mark."""
     if os.environ.get("KUBERNETES_SERVICE_HOST") or os.path.isdir("/var/run/secrets/kubernetes.io"):
         return "kubernetes"
     if os.path.exists("/run/.containerenv"):
@@ -140,7 +141,7 @@ def container_fix() -> str:
 
 
 def proc_fix() -> str:
-    """What lets a fresh /proc be mounted in a container (kernel fact 9)."""
+    """Return what lets a fresh /proc be mounted in a container (kernel fact 9)."""
     match container():
         case "kubernetes":
             return "in the container's securityContext: procMount: Unmasked; in the pod: hostUsers: false"
@@ -161,7 +162,7 @@ def _proc_masked() -> Cause:
 
 
 def _namespaces_used_up(text: str) -> Cause:
-    """ENOSPC: a limit of this user namespace or of one around it, or 32 levels of nesting."""
+    """Return the cause of ENOSPC: a limit of this user namespace or of an outer one, or 32 levels of nesting."""
     for kind in _asked_for(text):
         name = f"user.max_{kind}_namespaces"
         if sysctl(name) == "0":
@@ -222,12 +223,12 @@ def _user_refused(text: str) -> Cause:
 
 
 def apparmor_restricts() -> bool:
-    """Ubuntu 23.10 and later: user namespaces only for programs that have a profile."""
+    """Return whether AppArmor allows user namespaces only for programs with a profile, as on Ubuntu 23.10 and later."""
     return sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1"
 
 
 def apparmor_profile() -> str | None:
-    """The one that confines this process."""
+    """Return the name of the AppArmor profile that confines this process, or None."""
     for path in ("/proc/self/attr/apparmor/current", "/proc/self/attr/current"):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -239,10 +240,10 @@ def apparmor_profile() -> str | None:
 
 
 def has_capability(number: int) -> bool:
-    """Of this process, in its user namespace."""
+    """Return whether this process has a capability in its user namespace."""
     return bool(int(proc.fields("/proc/self/status").get("CapEff", "0"), 16) >> number & 1)
 
 
 def is_filtered() -> bool:
-    """Whether a seccomp filter stands around this process."""
+    """Return whether a seccomp filter applies to this process."""
     return proc.fields("/proc/self/status").get("Seccomp") == "2"

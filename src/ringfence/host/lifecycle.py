@@ -1,7 +1,7 @@
-"""Ends what this process keeps between sandboxes when it exits, and lets go of it in a forked child. One registry.
+"""The registry of what this process keeps between sandboxes, to close at its exit and to drop in a forked child.
 
-Whoever keeps something registers it when the first of it is made. Stages end in order: what later stages hold is needed
-until the earlier ones are gone.
+A module registers its functions when it makes the first thing to keep. Stages end in order: what a later stage keeps is
+needed until the earlier stages have ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _registry = _Registry()
 
 
 def at_exit(stage: int, close: Callable[[], object]) -> None:
-    """Have `close` called when this process exits. It must be idempotent. Registering it again changes nothing."""
+    """Call `close`, which must be idempotent, when this process exits. Registering a function again changes nothing."""
     _registry.at_exit[(stage, close)] = None
     if not _registry.has_exit:
         _registry.has_exit = True
@@ -35,7 +35,7 @@ def at_exit(stage: int, close: Callable[[], object]) -> None:
 
 
 def after_fork(forget: Callable[[], object]) -> None:
-    """Have `forget` called in every forked child of this process. It takes no lock: another thread may hold it."""
+    """Call `forget` in every forked child of this process. `forget` must take no lock: a lost thread may have it."""
     _registry.after_fork[forget] = None
     if not _registry.has_fork:
         _registry.has_fork = True
@@ -43,9 +43,9 @@ def after_fork(forget: Callable[[], object]) -> None:
 
 
 def close_all() -> None:
-    """End everything that this process keeps, and wait until it is gone. At exit, and in tests that count what is left.
+    """End everything that this process keeps, and wait until that is gone. Called at exit, and by tests.
 
-    What was registered stays registered: sandboxes may be made again.
+    The functions stay registered: sandboxes may be made again.
     """
     for _, close in sorted(_registry.at_exit, key=lambda one: one[0]):
         close()

@@ -1,7 +1,7 @@
-"""Workspaces on disk. As root a file system in an image file that has no name; else a folder of the state directory.
+"""Workspaces on disk: as root a file system in an image file without a name, else a folder of the state directory.
 
-The image is reached by a mount that is on no path: its descriptor goes to the sandbox's PID 1, and with the last
-process that holds it the mount, the loop device and the file are gone, however that process ended.
+The image is mounted on no path. The mount's descriptor goes to the sandbox's PID 1. When the last process that has the
+descriptor ends, however it ends, the mount, the loop device and the file are gone.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _FEATURES = (
 
 
 def make_image(size: int, files: int, owner: int) -> int:
-    """A file system with room for exactly `size` bytes (whole blocks) and `files` names: a mount's descriptor.
+    """Make a file system with room for exactly `size` bytes (whole blocks) and `files` names. Return the mount.
 
-    Below it are `workspace`, which belongs to `owner`, and things of ours that no guest is shown. Root only. Raises
-    UnsupportedError when this host lacks something for it, SandboxError for what may pass; nothing is left then. Costs
-    tens of milliseconds.
+    The mount is a descriptor. It holds `workspace`, which belongs to `owner`, and files of ours that no guest is shown.
+    Root only. Raises UnsupportedError when this host lacks something for it, SandboxError for what may pass; nothing is
+    left then. Costs tens of milliseconds.
     """
     program = _formatter()
     blocks = -(-size // _BLOCK)
@@ -58,14 +58,17 @@ def make_image(size: int, files: int, owner: int) -> int:
 
 
 def _check_room(image: int, blocks: int) -> None:
-    """When the host's disk is full, the kernel loses what the guest wrote, and tells only who asks by fsync."""
+    """Raise UnsupportedError when the host's disk has too little room for the image.
+
+    When the disk is full, the kernel loses what the guest wrote, and reports that only to a process that calls fsync.
+    """
     info = os.fstatvfs(image)
     free = info.f_bavail * info.f_frsize
     if free < blocks * _BLOCK:
         raise UnsupportedError(
             f"the host's disk has {free:,} bytes free for workspaces, and limits.disk is {blocks * _BLOCK:,}",
             code="disk-room",
-            missing=[Missing("process", f"room in {state.disk_root()}", "free some, or name a smaller limits.disk")],
+            missing=[Missing("process", f"room in {state.disk_root()}", "free some, or set a smaller limits.disk")],
         )
 
 
@@ -83,7 +86,7 @@ def _formatter() -> str:
 
 
 def _whole_size(blocks: int, files: int) -> int:
-    """Of the image: more than is needed. `_fit` holds the surplus back, and a hole in a file costs nothing."""
+    """Return the size of the image. It is larger than needed: `_fit` takes the surplus away."""
     groups = blocks // _GROUP + 2
     inodes = files + 64 + 32 * groups
     overhead = inodes * _INODE // _BLOCK + inodes // 64 + 16 * groups + blocks // 64 + 1024
@@ -118,7 +121,7 @@ def _format(program: str, image: int, files: int) -> None:
 
 
 def _mounted(image: int) -> tuple[int, str]:
-    """The mount, and the name of the device below it, which goes with the mount."""
+    """Return the mount, and the name of its device, which is freed with the mount."""
     loop, name = _attach(image)
     try:
         return syscalls.mount_nowhere("ext4", f"/dev/{name}", ("noinit_itable", "nobarrier")), name
@@ -147,7 +150,7 @@ def _attach(image: int) -> tuple[int, str]:
 
 
 def _fit(mount: int, device: str, blocks: int, files: int, owner: int) -> None:
-    """Take the surplus away: inodes by files of ours, blocks by the file system's own reserve."""
+    """Take the surplus away: inodes with files of our own, blocks with the file system's reserve."""
     os.mkdir("workspace", 0o755, dir_fd=mount)
     os.chown("workspace", owner, owner, dir_fd=mount)
     os.mkdir("surplus", 0o700, dir_fd=mount)
@@ -165,11 +168,11 @@ def _fit(mount: int, device: str, blocks: int, files: int, owner: int) -> None:
 
 
 def _refused(error: OSError) -> UnsupportedError | SandboxError:
-    said = f"a workspace on disk could not be made: {error}"
-    if not is_lasting(error.errno) and error.errno not in (errno.ENOENT, errno.ENXIO):  # of /dev/loop-control
-        return SandboxError(said, code="loop", fix='try again, or workspace="memory"', retryable=True)
+    message = f"a workspace on disk could not be made: {error}"
+    if not is_lasting(error.errno) and error.errno not in (errno.ENOENT, errno.ENXIO):  # no /dev/loop-control
+        return SandboxError(message, code="loop", fix='try again, or workspace="memory"', retryable=True)
     return UnsupportedError(
-        said,
+        message,
         code="loop",
         missing=[Missing("process", "loop devices and CAP_SYS_ADMIN", 'workspace="memory", or run on the host itself')],
     )
@@ -179,7 +182,7 @@ def _refused(error: OSError) -> UnsupportedError | SandboxError:
 
 
 def make_folder() -> str:
-    """A folder for one sandbox, noted for the sweep. To be ended with `remove_folder`."""
+    """Make a folder for a sandbox noted for the sweep. Return the path, for `remove_folder`."""
     path = f"{state.disk_directory('workspaces')}/{os.urandom(8).hex()}"
     state.owner().note("tree", path=path)
     os.mkdir(path, 0o700)
@@ -188,6 +191,6 @@ def make_folder() -> str:
 
 
 def remove_folder(path: str) -> None:
-    """With all that a guest put there. Idempotent."""
+    """Remove a sandbox's folder with all that a guest put there. Idempotent."""
     state.remove_tree(path)
     state.owner().forget("tree", path=path)

@@ -1,4 +1,4 @@
-"""Launches a sandbox with host mounts, and holds their protected paths from before its start until after its end."""
+"""Guards the host mounts of a sandbox: protected paths stay protected from before the start until the end."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from ringfence.plan.rootfs.protected import Protected
 
     class GuardedBox(Protocol):
-        """What a guard asks of the sandbox whose mounts it watches."""
+        """What a guard needs of a sandbox with watched mounts."""
 
         @property
         def on_destroyed(self) -> list[Callable[[], None]]:
-            """What is called after its last process is gone."""
+            """Return the functions that are called after the last process of the sandbox is gone."""
             ...
 
         def hold_still(self) -> bool:
-            """Return whether everything inside stands still now, until `let_go_on`."""
+            """Stop every process inside until `let_go_on`. Return whether all are stopped."""
             ...
 
         def let_go_on(self) -> None:
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
             ...
 
         def protect_again(self, paths: list[tuple[str, int, int]]) -> str:
-            """Make paths inside read-only once more. Returns "", or why that could not be."""
+            """Make paths inside read-only once more. Return "", or why that failed."""
             ...
 
         def stop_unprotected(self, found: tuple[Denial, ...]) -> None:
-            """End everything inside: a protected path is not protected any more."""
+            """End every process inside, because a protected path is no longer protected."""
             ...
 
         def add_findings(self, found: tuple[Denial, ...]) -> None: ...
@@ -71,7 +71,7 @@ _EVENT = struct.Struct("iIII")
 
 
 class Watch:
-    """Notices, by inotify, when a protected path, or one of its folders inside the mount, was renamed, removed or made.
+    """An inotify watch on protected paths and the folders around them in the mount: renamed, removed or made.
 
     Made after the placeholders, before the guest. `fileno()` is readable when `check()` should be called.
     """
@@ -80,16 +80,16 @@ class Watch:
         folders = sorted({os.path.dirname(path) for path in _inodes(protected)})
         self._fd, self._folders = _inotify(folders)
         self._expected = _inodes(protected)
-        self._touched: dict[str, None] = {}  # expected paths of which an event told, in the order of the events
+        self._touched: dict[str, None] = {}  # expected paths that had an event, in the order of the events
 
     def fileno(self) -> int:
         return self._fd
 
     def check(self) -> list[str]:
-        """Protected paths that were replaced or removed on the host since the start; each is told once.
+        """Return protected paths that were replaced or removed on the host since the start. Each is reported once.
 
-        By what happened to the name, not by the inode that has it now: a file system gives the number of a file that
-        was removed to the next one that is made, which may be the guest's.
+        What happened to the name counts, not the inode that has the name now: a file system gives the number of a
+        removed file to the next file that is made, which may be the guest's.
         """
         self._take_in()
         touched, self._touched = self._touched, {}
@@ -98,9 +98,9 @@ class Watch:
         return list(touched)
 
     def expect(self, inodes: dict[str, tuple[int, int]]) -> None:
-        """They are protected again, as these inodes, and what was told of them until now was our own doing.
+        """Expect the paths to stay as these inodes, and drop earlier events, which we caused ourselves.
 
-        Not of one that is another or gone by now: somebody removed it in the meantime, and the next check tells it.
+        A path that has another inode or is gone by now was removed in the meantime; the next `check` reports it.
         """
         self._expected |= inodes
         self._take_in()
@@ -115,11 +115,11 @@ class Watch:
             self._fd = -1
 
     def _take_in(self) -> None:
-        if self._drain():  # some events are not told: whatever changed since the start, as far as that can be seen
+        if self._drain():  # some events are lost: compare the inodes of all paths instead
             self._touched |= dict.fromkeys(path for path, inode in self._expected.items() if _inode(path) != inode)
 
     def _drain(self) -> bool:
-        """Take in what happened. Whether there is more than the events tell."""
+        """Read all events. Return whether more may have happened than the events say."""
         blind = False
         while True:
             try:
@@ -157,7 +157,7 @@ def _inode(path: str) -> tuple[int, ...] | None:
 
 
 def _inotify(directories: list[str]) -> tuple[int, dict[int, str]]:
-    """A descriptor, and which folder each number in its events means."""
+    """Return an inotify descriptor, and the folder that each number in the events means. Raises OSError."""
     import ctypes  # only where something is protected
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -176,15 +176,15 @@ def _inotify(directories: list[str]) -> tuple[int, dict[int, str]]:
     return fd, folders
 
 
-_QUIET_S = 0.02  # that a guest stands still before what was removed is put back
+_QUIET_S = 0.02  # how long a guest is stopped before removed paths are put back
 
 
 class Guard:
-    """Holds the protected paths of one sandbox. `outlives`: its guest is behind an engine (placeholders.py)."""
+    """The guard of a sandbox's protected paths. `outlives`: the guest is behind an engine, as `Placeholders` says."""
 
     def __init__(self, plan: LinuxPlan, *, outlives: bool = False) -> None:
         _keep_imports_out(plan)
-        self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
+        self._known = frozenset(os.path.dirname(one.path) for one in plan.protected)
         self._protected: dict[str, list[Protected]] = {}  # one folder may be mounted in several places
         for one in plan.protected:
             self._protected.setdefault(one.path, []).append(one)
@@ -193,7 +193,7 @@ class Guard:
         try:
             self._placeholders.make()
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # they were folders when the plan was made
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # the plan saw folders there
                 raise mounts_changed(str(error.strerror)) from None
             raise
         try:
@@ -206,43 +206,45 @@ class Guard:
 
     @property
     def stake(self) -> int:
-        """A descriptor that the sandbox's monitor has to keep: while it is open, no placeholder is removed."""
+        """Return a descriptor that the sandbox's monitor has to keep: while it is open, no placeholder is removed."""
         return self._placeholders.fileno()
 
     def begin(self, box: GuardedBox) -> None:
+        """Watch the protected paths of a sandbox that has started, until its end."""
         box.on_destroyed.append(lambda: box.add_findings(self.end()))
         if self._watch is not None:
             self._thread = threading.Thread(target=self._keep_watch, args=(box,), name="ringfence-watch", daemon=True)
             self._thread.start()
 
     def _keep_watch(self, box: GuardedBox) -> None:
-        """A path that the host removed is put back; for one that it replaced the sandbox is stopped at once (A33)."""
+        """Put a path back that the host removed; stop the sandbox at once when the host replaced a path (A33)."""
         try:
             while lost := self._first_lost():
                 try:
-                    stands = box.hold_still()
-                    why = self._put_back(box, lost) if stands else "its guest cannot be made to stand still here"
+                    is_still = box.hold_still()
+                    why = self._put_back(box, lost) if is_still else "its guest cannot be stopped here"
                     if why:
-                        box.stop_unprotected(tuple(_replaced(path, why) for path in lost))  # before it goes on
+                        box.stop_unprotected(tuple(_replaced(path, why) for path in lost))  # before the guest goes on
                         return
                 finally:
                     box.let_go_on()
                 box.add_findings(tuple(_removed(path) for path in lost))
         except BaseException:
-            box.kill()  # nobody watches any more
+            box.kill()  # its paths are no longer watched
             raise
 
     def _put_back(self, box: GuardedBox, lost: list[str]) -> str:
-        """Protect them again, and what goes meanwhile, which is added to `lost`. Returns "", or why it cannot be.
+        """Protect the lost paths again, and paths that are removed meanwhile, which are added to `lost`.
 
-        Sound only while the guest stands still, and for what was not there when it came to stand: of a file that was,
-        it may have a descriptor by the writable mount already (O_PATH shows nowhere), and no new mount takes that away.
+        Returns "", or why that is not possible. Sound only while the guest is stopped, and for paths that did not exist
+        when the guest was stopped. Of an existing file the guest may have a descriptor by the writable mount already
+        (O_PATH, which nothing shows), and no new mount takes that descriptor away.
         """
         assert self._watch is not None
         lost += self._watch.check()
         if any(os.path.lexists(path) for path in lost):
-            return "what is there now may be open in the guest"
-        time.sleep(_QUIET_S)  # a program that removes several, and other sandboxes, which have to stand still too
+            return "the file that is there now may be open in the guest"
+        time.sleep(_QUIET_S)  # a program may remove more paths, and other sandboxes have to stop too
         lost += [path for path in self._watch.check() if path not in lost]
         again = [one for path in lost for one in self._protected.get(path, ())]
         if any(path not in self._protected for path in lost) or any(one.content is None or one.hidden for one in again):
@@ -259,20 +261,20 @@ class Guard:
         return why
 
     def _first_lost(self) -> list[str]:
-        """Waits for it. Empty: the sandbox has ended before."""
+        """Wait until protected paths are lost and return them; an empty list when the sandbox ends first."""
         assert self._watch is not None
         poll = select.poll()  # select() takes no descriptor from 1024 on
         for fd in (self._watch.fileno(), self._stop):
             poll.register(fd, select.POLLIN)
         while True:
-            lost = self._watch.check()  # before the wait: what came while one was put back has been read already
+            lost = self._watch.check()  # before the wait: `_put_back` has read later events already
             if lost:
                 return lost
             if self._stop in dict(poll.poll()):
                 return []
 
     def end(self) -> tuple[Denial, ...]:
-        """After the last process of the sandbox is gone. What a look at the writable mounts shows."""
+        """Release everything after the last process is gone. Return what a scan of the writable mounts finds."""
         os.close(self._stopped)
         if self._thread is not None:
             self._thread.join(2)
@@ -280,7 +282,7 @@ class Guard:
         if self._watch is not None:
             self._watch.close()
         self._placeholders.release()
-        found = [one for root, before in self._before.items() for one in end_scan(root, before, known=self._held)]
+        found = [one for root, before in self._before.items() for one in end_scan(root, before, known=self._known)]
         return tuple(one for one in found if one.code != "mount.protected-name" or not is_placeholder(one.target))
 
 
@@ -288,8 +290,11 @@ _warned: set[str] = set()
 
 
 def _keep_imports_out(plan: LinuxPlan) -> None:
-    """Ours, from here on. Of the caller's own it can only be told, once for each folder; a command tells it after the
-    run."""
+    """Keep Ringfence's own imports out of the plan's writable folders, from here on.
+
+    The caller's own imports cannot be kept out: the caller gets a warning, once for each folder. A command says it
+    after the run instead.
+    """
     read_only = [one.path for one in plan.protected if not one.missing]
     import_path.shown_writable(plan.writable, read_only)
     folders = [folder for folder in import_path.importable(plan.writable, read_only) if folder not in _warned]

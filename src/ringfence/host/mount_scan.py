@@ -1,8 +1,9 @@
-"""Looks through a writable mount after the guest is gone: protected names that appeared or changed, set-uid files,
-changed files that have another name outside, links that lead out, files that Python would import for something else.
+"""Scans a writable mount after the guest is gone, for what could harm the host later.
 
-Reports, removes nothing. Names come from the guest: they are opened by directory descriptor, never followed, and only
-printed in an escaped form. Bounded in entries, depth and time; a scan that was cut says so.
+Reports protected names that appeared or changed, set-uid files, changed files that have another name outside, links
+that lead out, and files that Python would import in place of another module. Removes nothing. Names come from the
+guest: they are opened by directory descriptor, never followed, and printed only in an escaped form. The scan is limited
+in entries, depth and time; a scan that was cut says so.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ENTRIES = 400_000
-_LONG = 64  # characters of a name that count as an entry more: a folder's are held while they are looked at (O22)
+_LONG = 64  # so many characters of a name count as one more entry: a folder's names are held in memory (O22)
 _SECONDS = 5.0
 _DEPTH = 64
-_REPORTED = 100  # of each code: many of one kind hide none of another
-_PLACES = 1000  # outside the mount that links lead to
-_STEPS = 40  # links on the way of one, as the kernel
+_REPORTED = 100  # of each code, so that many findings of one code hide none of another
+_PLACES = 1000  # so many places outside the mount that links lead to
+_STEPS = 40  # links on the way of a link, as many as the kernel follows
 _TICK_NS = 20_000_000  # file times come from a clock that is up to one tick behind
 _GIT_NAMES = frozenset(("config", "config.worktree", "commondir", "hooks"))
 _GIT_SKIPPED = frozenset(("objects", "refs", "logs"))  # git runs nothing from there
-# Of a folder: gone, no folder any more, or unreadable, which is told where that is new.
+# Errors that opening a folder may give: gone, no folder any more, or unreadable, which is reported if it is new.
 _EXPECTED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-# All may read there and only root may write: a user's virtual environments lead there, and nothing comes of it.
+# All may read there and only root may write. A user's virtual environments lead there, which does no harm.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # What Ringfence, the packages it can use and Python itself may import, beside the standard library.
 IMPORTED = frozenset(
@@ -51,14 +52,17 @@ IMPORTED = frozenset(
 
 @final
 class Before(Struct):
-    """The moment before the guest started. A file's ctime cannot be set back, so later ones are the guest's doing, or a
-    program's on the host in the same time. A file system with a clock of its own (NFS) may be off by its skew."""
+    """The moment before the guest started.
+
+    A file's ctime cannot be set back. Therefore a file with a later ctime was changed by the guest, or by a program on
+    the host in the same time. A file system with a clock of its own (NFS) may be off by the difference of the clocks.
+    """
 
     at_ns: int
 
 
 def snapshot_before(root: str) -> Before:
-    """To be taken before the sandbox starts. Costs one call, however large the folder."""
+    """Return the moment to compare with, before the sandbox starts. Costs one call, however large the folder."""
     del root  # one clock for all local file systems
     return Before(at_ns=time.time_ns() - _TICK_NS)
 
@@ -70,10 +74,11 @@ def end_scan(
     ignore: frozenset[tuple[int, int]] = frozenset(),
     known: frozenset[str] = frozenset(),
 ) -> tuple[Denial, ...]:
-    """What is new or changed below `root` since `before`, as denials; `ignore` are inodes known to be placeholders,
-    `known` git directories that were there before and whose hooks and configuration were held.
+    """Return what is new or changed below `root` since `before`, as denials.
 
-    To be called when no process of the sandbox is left and the placeholders are removed. Opens nothing but folders.
+    `ignore`: inodes of placeholders. `known`: git directories that existed before and whose hooks and configuration
+    were protected. To be called when no process of the sandbox is left and the placeholders are removed. Opens only
+    folders.
     """
     scan = _Scan(root, before, ignore, frozenset(os.path.relpath(path, root) for path in known))
     found = []
@@ -101,18 +106,18 @@ class _Scan:
         self._left = _ENTRIES
         self._deadline = time.monotonic() + _SECONDS
         self._linked: dict[tuple[int, int], _Linked] = {}
-        self._outside: dict[str, _Outside] = {}  # by where they lead: what is there, and what is not
+        self._outside: dict[str, _Outside] = {}  # by the place they lead to: places that exist, and places that do not
         self._nowhere: dict[str, _Outside] = {}
-        self._older: _Outside | None = None  # links that lead out, and may have been moved
+        self._older: _Outside | None = None  # older links that lead out and may have been moved
         self._left_out = 0  # links to more places than are kept
         self._imports = _import_folders(root)
 
     def walk(self) -> Iterator[tuple[str, str, str]]:
-        """Depth first with one open descriptor for each level."""
+        """Yield (code, path below the mount, message). Goes depth first, with one open descriptor for each level."""
         stack: list[_Level] = []
         try:
             try:
-                top = _Child("", directory=True, held=False, skipped=False, among_modules=False)
+                top = _Child("", directory=True, protected=False, skipped=False, among_modules=False)
                 stack.append(self._level(None, "", top))
             except OSError as error:
                 yield "mount.scan-cut", "", _unseen(self._root, error)
@@ -149,14 +154,16 @@ class _Scan:
                 os.close(level.fd)
 
     def _linked_outside(self) -> Iterator[tuple[str, str, str]]:
-        """When everything was looked at."""
+        """Yield changed files that have another name outside the mount, after the whole mount was scanned."""
         for file in self._linked.values():
             if file.seen < file.names:
                 yield "mount.linked", file.path, _shared(file.path)
 
     def _level(self, parent: int | None, path: str, entry: _Child) -> _Level:
-        """The folder `entry` in `parent`. One called `.git` counts as a repository before it is whole: a later run
-        could add what is missing, and the hooks would then be older than it (L01). So does what lies among submodules'.
+        """Open and list the folder `entry` in `parent`, without a parent the mount itself. Raises OSError.
+
+        A folder called `.git` counts as a repository before it is complete: a later run could add what is missing, and
+        the hooks would then be older than that run (L01). A folder among the repositories of submodules counts too.
         """
         fd = open_itself(self._root, _OPEN) if parent is None else os.open(entry.name, _OPEN, dir_fd=parent)
         listed = []
@@ -171,19 +178,22 @@ class _Scan:
             os.close(fd)
             raise
         names = {name for name, _ in listed}
-        repository = entry.name == ".git" or names.issuperset(GIT_MARKS)  # a bare one may stand in for `.git`
+        repository = entry.name == ".git" or names.issuperset(GIT_MARKS)  # a bare repository may stand in for `.git`
         in_git = repository or entry.among_modules
         children = []
         for name, directory in sorted(listed):
-            held = name in NAMES or (name == ".git" and not directory) or (in_git and name in _GIT_NAMES)
+            protected = name in NAMES or (name == ".git" and not directory) or (in_git and name in _GIT_NAMES)
             skipped = repository and name in _GIT_SKIPPED
             among_modules = entry.among_modules or (repository and name == "modules")
-            children.append(_Child(name, directory, held or entry.held, skipped, among_modules))
+            children.append(_Child(name, directory, protected or entry.protected, skipped, among_modules))
         return _Level(fd, path, entry.name, repository, children)
 
     def _is_new_repository(self, parent: int, level: _Level) -> bool:
-        """Whether it became one since the start: by its name, with contents that an earlier run left, or by what was
-        missing of it. Work in a repository that nobody held may look the same, and is told then."""
+        """Return whether a folder became a repository since the start.
+
+        It did by its new name, with contents that an earlier run left, or by parts that were missing before. Work in a
+        repository that was not protected may look the same, and is then reported.
+        """
         if not level.repository or level.path in self._known or not self._is_new(level.fd, ""):
             return False
         if level.name == ".git":
@@ -194,7 +204,7 @@ class _Scan:
         try:
             status = os.stat(name, dir_fd=fd, follow_symlinks=False) if name else os.fstat(fd)
         except OSError:
-            return False  # it has no such part
+            return False  # the folder has no such entry
         return status.st_ctime_ns >= self._before
 
     def _look(self, level: _Level, path: str, entry: _Child) -> Iterator[tuple[str, str, str]]:
@@ -206,11 +216,11 @@ class _Scan:
         is_link = stat.S_ISLNK(status.st_mode)
         if status.st_ctime_ns < self._before or (status.st_dev, status.st_ino) in self._ignore:
             if is_link and level.changed:
-                self._look_at_older(fd, path, entry)
+                self._note_older(fd, path, entry)
             return
         entry.changed = stat.S_ISDIR(status.st_mode)
         if is_link:
-            self._look_at_link(path)
+            self._note_link(path)
         if level.path in self._imports and not entry.directory:
             shadowed = _module(entry.name, folder=is_link)
             if shadowed is not None:
@@ -221,7 +231,7 @@ class _Scan:
         if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
             file = self._linked.setdefault((status.st_dev, status.st_ino), _Linked(path, status.st_nlink))
             file.seen += 1
-        if entry.held:
+        if entry.protected:
             yield "mount.protected-name", path, _appeared(path)
         if stat.S_ISDIR(status.st_mode) and not os.access(entry.name, os.R_OK | os.X_OK, dir_fd=fd):
             yield "mount.scan-cut", path, f"{shown} was shut while the sandbox ran, and was not looked through"
@@ -231,8 +241,8 @@ class _Scan:
             _is_init(name) and (entry.changed or self._is_new(level.fd, name)) for name in level.names
         )
 
-    def _look_at_link(self, path: str) -> None:
-        """It appeared or changed: whether it leads out. One that does by way of another new one is not told twice."""
+    def _note_link(self, path: str) -> None:
+        """Note where a new or changed link leads out of the mount. A way out by another new link is not noted twice."""
         place = self._way_out(path, {})
         if place is None:
             return
@@ -244,8 +254,8 @@ class _Scan:
         else:
             self._left_out += 1
 
-    def _look_at_older(self, fd: int, path: str, entry: _Child) -> None:
-        """It is older, in a folder that changed: one that was moved here may lead out now, where it did not before."""
+    def _note_older(self, fd: int, path: str, entry: _Child) -> None:
+        """Note an older relative link that leads out of a changed folder: the folder may have been moved here."""
         target = _text(entry.name, fd)
         if target is None or target.startswith("/"):
             return
@@ -253,12 +263,13 @@ class _Scan:
             self._older = self._older or _Outside(path, 0)
             self._older.count += 1
 
-    def _way_out(self, path: str, asked: dict[str, str | None]) -> str | None:
-        """Where a link in the mount leads, when that is outside and no other new link on its way is what leaves.
+    def _way_out(self, path: str, visited: dict[str, str | None]) -> str | None:
+        """Return the place outside the mount that a link leads to, or None.
 
-        `asked`: links on the way here. Names are looked up and never followed.
+        Returns None too if another new link on the way is the link that leaves the mount. `visited`: links on the way
+        here. Names are looked up and never followed.
         """
-        asked[path] = None  # one that comes back to itself leads nowhere
+        visited[path] = None  # a link that comes back to itself leads nowhere
         text = _text(f"{self._root}/{path}") or ""
         left = self._inside(text)
         if left is None:
@@ -278,7 +289,7 @@ class _Scan:
                 at.append(part)
                 continue
             steps += 1
-            place = asked[here] if here in asked or len(asked) > _STEPS else self._way_out(here, asked)
+            place = visited[here] if here in visited or len(visited) > _STEPS else self._way_out(here, visited)
             inner = self._inside(text)
             if place is not None or inner is None:
                 return None if self._is_new_link(here) else place
@@ -287,7 +298,7 @@ class _Scan:
         return None
 
     def _inside(self, text: str) -> list[str] | None:
-        """The parts of what a link says; of a path from the root on, those below the mount, or None."""
+        """Return the parts of a link's text below the mount, or None for an absolute path outside the mount."""
         if not text.startswith("/"):
             return _parts(text)
         place = os.path.normpath(text)
@@ -304,7 +315,7 @@ class _Scan:
             return False
 
     def _leading_out(self) -> Iterator[tuple[str, str, str]]:
-        """When everything was looked at. First those that lead to something: names that are not there hide none."""
+        """Yield the links that lead out, after the whole mount was scanned. Links to existing places come first."""
         for place, link in (*self._outside.items(), *self._nowhere.items()):
             yield "mount.link-out", link.path, _leads(link.path, place, link.count)
         if self._left_out:
@@ -315,8 +326,10 @@ class _Scan:
 
 
 def _import_folders(root: str) -> frozenset[str]:
-    """Folders below `root`, or "" for itself, from which a Python of the host imports: its top, where one may be
-    started, and what is on our own path."""
+    """Return the folders below `root`, "" for `root`, from which a Python of the host imports.
+
+    These are `root`, where a Python may be started, and the folders on our own path.
+    """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     named = [*sys.path, os.path.dirname(main) if isinstance(main, str) else ""]
     found = {os.path.realpath(str(folder)) for folder in named} | {root}
@@ -328,7 +341,7 @@ def _shadowable() -> frozenset[str]:
 
 
 def _module(name: str, *, folder: bool) -> str | None:
-    """What a Python would import it as, where that is the name of something else. `folder`: it may stand for one."""
+    """Return the other module that Python would import a file for, or None. `folder`: a package may be meant."""
     module, dot, ending = name.partition(".")
     if module not in _shadowable():
         return None
@@ -342,7 +355,7 @@ def _is_init(name: str) -> bool:
 
 
 def _text(path: str, folder: int | None = None) -> str | None:
-    """What a link says; None: it is none, or gone."""
+    """Return the text of a link; None if the path is no link or gone."""
     try:
         return os.readlink(path, dir_fd=folder)
     except OSError:
@@ -385,45 +398,48 @@ def _appeared(path: str) -> str:
 
 def _shared(path: str) -> str:
     return (
-        f"{printable(path)} changed, or a name of it came or went; it has another outside the mount, "
-        "and what uses that has the change too"
+        f"{printable(path)} changed, or got or lost a name; it has another name outside the mount, "
+        "and what uses that name has the change too"
     )
 
 
 class _Linked:
-    """A changed file of several names, and how many of them lie in the mount."""
+    """A changed file of several names, and how many names are in the mount."""
 
     __slots__ = ("names", "path", "seen")
 
     def __init__(self, path: str, names: int) -> None:
-        self.path, self.names, self.seen = path, names, 0
+        self.path = path
+        self.names = names
+        self.seen = 0
 
 
 class _Outside:
-    """Links to one place outside: the first, and how many."""
+    """The links to a place outside: the first link, and how many there are."""
 
     __slots__ = ("count", "path")
 
     def __init__(self, path: str, count: int) -> None:
-        self.path, self.count = path, count
+        self.path = path
+        self.count = count
 
 
 class _Child:
     """An entry of a folder."""
 
-    __slots__ = ("among_modules", "changed", "directory", "held", "name", "skipped")
+    __slots__ = ("among_modules", "changed", "directory", "name", "protected", "skipped")
 
-    def __init__(self, name: str, directory: bool, held: bool, skipped: bool, among_modules: bool) -> None:
+    def __init__(self, name: str, directory: bool, protected: bool, skipped: bool, among_modules: bool) -> None:
         self.name = name
         self.directory = directory
-        self.held = held  # a protected name, or below one: it is reported
+        self.protected = protected  # a protected name, or below one: it is reported
         self.skipped = skipped
         self.among_modules = among_modules  # where git keeps the repositories of submodules
-        self.changed = False  # a folder: itself, or an entry of it
+        self.changed = False  # for a folder: whether the folder or an entry of it changed
 
 
 class _Level:
-    """A folder that is open, and what of it is still to be looked at."""
+    """An open folder, and the entries that are still to be scanned."""
 
     __slots__ = ("changed", "children", "fd", "name", "names", "path", "repository")
 
@@ -432,6 +448,6 @@ class _Level:
         self.path = path
         self.name = name
         self.repository = repository
-        self.changed = False  # it, or a folder of the mount that it is in
+        self.changed = False  # whether the folder, or a folder around it in the mount, changed
         self.names = [child.name for child in children]
         self.children = iter(children)

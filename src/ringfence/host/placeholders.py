@@ -1,13 +1,14 @@
-"""Makes placeholders on the host for protected names that do not exist, counts who needs each, removes them after that.
+"""Placeholders on the host for protected names that do not exist: made, counted by sandbox, removed when not needed.
 
-One ledger says what is a placeholder and which sandboxes need it: a file for each folder, in a directory of this user
-that outlasts a reboot and is the same for all of the user's processes. It is read and written under one lock, and so
-are the folders' names: whether a name is ours, and whether it can go, is never decided from what was true before.
+A ledger says which names are placeholders and which sandboxes need each. It has a file for each folder, in a directory
+of this user that outlasts a reboot and is the same for all of the user's processes. Ledgers are read and written under
+one lock, and placeholders are made and removed under it too. Whether a name is ours, and whether it can be removed, is
+therefore never decided from an old state.
 
-A sandbox stands in the ledger by a file of its own, its stake, which is locked for as long as the sandbox lives. The
-lock is handed to the sandbox's monitor too, so that a guest which outlives its killed library for a moment still
-counts. Nothing is struck from the ledger that was not removed: what cannot be removed now is tried again by whoever
-ends or starts next.
+Each sandbox has a file of its own, its stake, which is named in the ledger and locked for as long as the sandbox lives.
+The sandbox's monitor gets the lock too, so that a guest which outlives its killed library for a moment still counts. An
+entry leaves the ledger only when its placeholder was removed: what cannot be removed now is tried again when the next
+sandbox ends or starts.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ if TYPE_CHECKING:
 
     from ringfence.plan.rootfs.protected import Protected
 
-# Opened without following a link on the way: a guest of another sandbox may have exchanged a folder for one (A11).
+# Opened without following a link on the way: a guest of another sandbox may have put a link in a folder's place (A11).
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_S = 20.0
 _POLL_S = 0.001
-_MAKING_S = 60.0  # a name whose inode could not be written down any more was made at most so long after its note
-_OUTLIVES_S = 10.0  # the guest of a killed library, behind an engine, whose processes hold no lock of ours
+_MAKING_S = 60.0  # how long after its note a placeholder was made at most, if the ledger does not have its inode
+_OUTLIVES_S = 10.0  # how long a guest behind an engine, which has no lock, may outlive its killed library
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
-_locks: set[int] = set()  # descriptors of this process, of which a fork has to let go
-_unfinished: list[bool] = []  # whether something could not be let go of
+_locks: set[int] = set()  # descriptors of this process that a fork has to close
+_unfinished: list[bool] = []  # not empty: a placeholder or stake could not be removed
 
 
 @final
 class Placeholder(Struct):
-    """An empty folder or a small file of ours, as the ledger of its folder has it."""
+    """An empty folder or a small file that we made, as the ledger of the folder around describes it."""
 
     name: str
     directory: bool
     content: str
-    inode: int  # 0: about to be made, number not known yet
+    inode: int  # 0: about to be made, the number is not known yet
     noted_at: float  # seconds since the epoch
     stakes: tuple[str, ...]  # sandboxes that need it
 
@@ -62,9 +63,9 @@ class Placeholder(Struct):
 
 
 class Placeholders:
-    """Those that one sandbox needs: made before its start, let go of when its last process is gone.
+    """The placeholders that a sandbox needs: made before the start, released when the last process is gone.
 
-    `outlives`: its guest is behind an engine and may live for a moment after this process, which nothing of ours shows.
+    `outlives`: the guest is behind an engine and may live for a moment after this process, without a lock to show that.
     """
 
     def __init__(self, protected: Sequence[Protected], *, outlives: bool = False) -> None:
@@ -74,17 +75,17 @@ class Placeholders:
                 self._folders.setdefault(os.path.dirname(one.path), []).append(one)
         self._outlives = outlives
         self._stake: _Stake | None = None
-        self._held: dict[str, int] = {}  # descriptors of folders that hold some: a renamed one is still found
+        self._held: dict[str, int] = {}  # descriptors of folders with placeholders: a renamed folder is still found
 
     def fileno(self) -> int:
-        """The lock that says that the sandbox lives, for whoever outlives this process; -1: it needs no placeholder."""
+        """Return the stake's lock, for the monitor, which outlives this process; -1 if no placeholder is needed."""
         return self._stake.fd if self._stake is not None else -1
 
     def make(self) -> None:
-        """Before the operations are applied. Raises OSError when one cannot be made; what was made is removed again."""
+        """Make the placeholders, before the mounts. Raises OSError when that fails; then none is left."""
         if not self._folders:
             return
-        _let_go_in_forks()
+        _register()
         try:
             with _Locked() as place:
                 self._stake = _Stake(place, outlives=self._outlives)
@@ -103,7 +104,7 @@ class Placeholders:
             if path not in self._held:
                 self._held[path] = open_itself(path, _FOLDER)
             ledger = _Ledger(place, path, self._held[path])
-            wanted = list({one.path: one for one in wanted}.values())  # a folder that is mounted twice names each twice
+            wanted = list({one.path: one for one in wanted}.values())  # a folder mounted twice has each path twice
             missing = [one for one in wanted if not ledger.join(os.path.basename(one.path), stake)]
             for one in missing:
                 ledger.note(one, stake)
@@ -111,7 +112,7 @@ class Placeholders:
                 os.close(self._held.pop(path))
                 return
             self._stake.add(ledger)
-            ledger.write()  # before a name can be seen: after SIGKILL at any moment nothing is unknown
+            ledger.write()  # before a name can be seen: a SIGKILL at any moment leaves no unknown placeholder
             for one in missing:
                 ledger.make(os.path.basename(one.path))
             if missing:
@@ -121,7 +122,7 @@ class Placeholders:
             raise OSError(error.errno, f"{where} cannot be protected: {error.strerror or error}") from error
 
     def make_again(self, removed: Sequence[Protected]) -> None:
-        """Somebody removed them on the host while the sandbox runs. Raises OSError when that cannot be done."""
+        """Make placeholders again that were removed on the host while the sandbox runs. Raises OSError."""
         if self._stake is None:
             raise OSError(errno.ENOENT, "the sandbox had no placeholder before")
         folders: dict[str, list[Protected]] = {}
@@ -132,10 +133,10 @@ class Placeholders:
                 self._make_in(place, folder, wanted)
 
     def release(self) -> None:
-        """After the last process of the sandbox is gone. Idempotent.
+        """Remove the placeholders, after the last process of the sandbox is gone. Idempotent.
 
         Removes what no other sandbox needs and is still as it was made. What cannot be removed, or looked at, stays in
-        the ledger: the stake is no longer locked, and that tells the next one to try again.
+        the ledger. The stake is no longer locked, so that the next sweep tries again.
         """
         stake, self._stake = self._stake, None
         held, self._held = self._held, {}
@@ -144,7 +145,7 @@ class Placeholders:
         stake.close()
         try:
             with _Locked() as place:
-                if _is_locked(f"{place}/stakes/{stake.name}"):  # its monitor has not seen the end
+                if _is_locked(f"{place}/stakes/{stake.name}"):  # the monitor has not seen the end
                     _unfinished.append(True)
                     return
                 whole = True
@@ -156,14 +157,14 @@ class Placeholders:
                 if whole:
                     stake.remove()
         except (OSError, SandboxError):
-            _unfinished.append(True)  # no descriptor left, say: it is for the next one
+            _unfinished.append(True)  # for example, no descriptor is free: the next sweep does it
         finally:
             for fd in held.values():
                 os.close(fd)
 
 
 def is_placeholder(path: str) -> bool:
-    """Whether what is there now is one, of whatever sandbox of this user."""
+    """Return whether the file or folder at `path` is a placeholder of any sandbox of this user."""
     folder, name = os.path.split(path)
     try:
         fd = open_itself(folder, _FOLDER)
@@ -180,7 +181,7 @@ def is_placeholder(path: str) -> bool:
 
 
 def sweep() -> list[str]:
-    """Let go for sandboxes that are gone and could not do so themselves. Returns what was removed."""
+    """Remove the placeholders of sandboxes that are gone and did not do so. Return the paths that were removed."""
     _unfinished.clear()
     removed: list[str] = []
     with _Locked() as place:
@@ -191,13 +192,13 @@ def sweep() -> list[str]:
 
 
 def finish() -> None:
-    """What could not be let go of in this process is tried once more."""
+    """Try once more to remove what this process could not remove before."""
     if _unfinished:
         sweep()
 
 
 def _sweep_stake(place: str, name: str) -> list[str]:
-    """The stake stays while one of its placeholders does."""
+    """Remove a dead sandbox's placeholders, then its stake if none is left. Return the paths that were removed."""
     path = f"{place}/stakes/{name}"
     removed: list[str] = []
     whole = True
@@ -223,11 +224,14 @@ def _sweep_stake(place: str, name: str) -> list[str]:
 
 
 class _Ledger:
-    """What of ours is in one folder. `place` shows that the lock is held."""
+    """The placeholders in a folder. `place` is the ledgers' directory, which only the holder of the lock knows."""
 
     def __init__(self, place: str, path: str, folder: int, file: str | None = None) -> None:
-        """`folder`: open; it is what is meant, whatever has its path now. `file`: the ledger's name, which has the
-        folder's inode and the number of its device, another one after a reboot."""
+        """Read the ledger of the open `folder`, whatever is at `path` now.
+
+        `file`: the ledger's name. It holds the folder's inode and the number of the device, which may be another number
+        after a reboot.
+        """
         self.path = path
         self._place = place
         self._folder = folder
@@ -244,7 +248,7 @@ class _Ledger:
         return any(stake in one.stakes for one in self.placeholders.values())
 
     def join(self, name: str, stake: str) -> bool:
-        """Whether something is there. Where that is a placeholder, the sandbox needs it too."""
+        """Return whether `name` exists. If `name` is a placeholder, note that the sandbox needs it too."""
         try:
             inode = os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_ino
         except FileNotFoundError:
@@ -260,12 +264,12 @@ class _Ledger:
 
     def note(self, one: Protected, stake: str) -> None:
         name = os.path.basename(one.path)
-        before = self.placeholders.get(name)  # somebody removed it under a sandbox that its watch will stop
+        before = self.placeholders.get(name)  # it was removed under a sandbox, whose watch will stop that sandbox
         stakes = tuple(dict.fromkeys((*before.stakes, stake))) if before is not None else (stake,)
         self.placeholders[name] = Placeholder(name, one.directory, one.content or "", 0, time.time(), stakes)
 
     def make(self, name: str) -> None:
-        """One that is noted. When somebody else was faster it is that one's own."""
+        """Make a noted placeholder. If the name exists by now, it is the user's own, and the note is dropped."""
         one = self.placeholders[name]
         try:
             if one.directory:
@@ -281,7 +285,7 @@ class _Ledger:
         self.placeholders[name] = one.made(inode)
 
     def _make_file(self, one: Placeholder) -> None:
-        """Without a name first: it never appears half written."""
+        """Write a file without a name, then give it the name: no process sees half a file."""
         flags = os.O_WRONLY | os.O_CLOEXEC
         try:
             fd = os.open(".", flags | os.O_TMPFILE, 0o644, dir_fd=self._folder)
@@ -299,7 +303,7 @@ class _Ledger:
             os.link(f"/proc/self/fd/{fd}", one.name, dst_dir_fd=self._folder, follow_symlinks=True)
 
     def leave(self, stake: str) -> list[str]:
-        """The sandbox needs nothing here any more. Removes what no living one needs; returns what was removed."""
+        """End a sandbox's need. Remove placeholders that no living sandbox needs, and return the removed paths."""
         removed = []
         for name, one in list(self.placeholders.items()):
             others = tuple(other for other in one.stakes if other != stake)
@@ -311,12 +315,12 @@ class _Ledger:
                     removed.append(f"{self.path}/{name}")
             except OSError as error:
                 if error.errno not in _GONE:
-                    continue  # as it was, with this stake: whoever comes next finds that nobody alive needs it
+                    continue  # the entry stays, with this stake: the next sweep sees that no living sandbox needs it
             del self.placeholders[name]
         return removed
 
     def _remove(self, one: Placeholder) -> bool:
-        """False: it is not what we made any more. Raises OSError when it cannot be looked at or removed."""
+        """Remove a placeholder. Return False if it is not as made. Raises OSError when that cannot be done."""
         if not self._is_as_made(one):
             return False
         try:
@@ -331,12 +335,12 @@ class _Ledger:
         return True
 
     def _is_as_made(self, one: Placeholder) -> bool:
-        """Same inode, same kind, and still empty or with our content. A pipe or device is not waited for."""
+        """Return whether inode and kind are as made, and the content is empty or ours. Waits for no pipe or device."""
         there = os.stat(one.name, dir_fd=self._folder, follow_symlinks=False)
         if one.inode not in (0, there.st_ino):
             return False
         if one.inode == 0 and not -1 <= there.st_mtime - one.noted_at <= _MAKING_S:
-            return False  # made at another time, by somebody else
+            return False  # made at another time, by another process
         if one.directory:
             return stat.S_ISDIR(there.st_mode)
         if not stat.S_ISREG(there.st_mode) or there.st_size > len(one.content.encode()):
@@ -345,7 +349,7 @@ class _Ledger:
 
     def _text_of(self, one: Placeholder) -> str:
         if not one.content:
-            return ""  # its size was seen to be zero
+            return ""  # the caller has seen that its size is zero
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         fd = os.open(one.name, flags, dir_fd=self._folder)
         try:
@@ -366,7 +370,7 @@ class _Ledger:
 
 
 class _Stake:
-    """What one sandbox has in the ledgers. `place` shows that the lock is held, which `add` and `remove` need too."""
+    """The file that stands for a sandbox in the ledgers. `add` and `remove` need the lock, as `place` shows."""
 
     def __init__(self, place: str, *, outlives: bool) -> None:
         self.name = os.urandom(6).hex()
@@ -390,22 +394,22 @@ class _Stake:
             self._write()
 
     def _write(self) -> None:
-        """In place: the lock is the file's. Longer each time, so that one half written is never longer than a whole."""
+        """Write the stake in place, as the lock is the file's. Each text is longer, so no old rest stays."""
         text = fast_stdlib.dumps(self._says)
-        if os.pwrite(self.fd, text, 0) != len(text):  # half of it would be nobody's stake, and nothing would be swept
+        if os.pwrite(self.fd, text, 0) != len(text):  # half a text would name no folder, and nothing would be swept
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def remove(self) -> None:
         os.unlink(self._path)
 
     def close(self) -> None:
-        """The lock ends with the last copy, which may be the monitor's."""
+        """Close our copy of the lock. The lock ends with the last copy, which may be the monitor's."""
         _locks.discard(self.fd)
         os.close(self.fd)
 
 
 def _is_alive(place: str, stake: str) -> bool:
-    """Whether a process may run in that sandbox. `place` shows that the lock is held."""
+    """Return whether a process of the sandbox may run. To be called with the ledgers' lock held."""
     path = f"{place}/stakes/{stake}"
     if _is_locked(path):
         return True
@@ -424,7 +428,7 @@ def _is_locked(path: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # not known now: nothing is taken from under a sandbox that may be there
+        return True  # not known now: a sandbox that may live loses nothing
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -438,13 +442,13 @@ def _is_locked(path: str) -> bool:
 
 
 class _Locked:
-    """All ledgers of this user, for one at a time. Short: the names of a few folders are all that is touched."""
+    """The lock on all ledgers of this user, held for a short time: only names in a few folders are touched."""
 
     def __init__(self) -> None:
         self._fd = -1
 
     def __enter__(self) -> str:
-        """Where the ledgers are."""
+        """Take the lock and return the ledgers' directory. Raises SandboxError when the lock is not free in time."""
         place = state.lasting_directory("placeholders")
         if not os.path.isdir(f"{place}/stakes"):
             os.makedirs(f"{place}/stakes", 0o700, exist_ok=True)
@@ -460,7 +464,7 @@ class _Locked:
         return place
 
     def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # a fork of the caller in this moment has a copy
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough: a fork of the caller at this moment has a copy
         self._close()
 
     def _close(self) -> None:
@@ -468,29 +472,29 @@ class _Locked:
         os.close(self._fd)
 
 
-def _let_go_in_forks() -> None:
+def _register() -> None:
     lifecycle.at_exit(lifecycle.PLACEHOLDERS, finish)
-    lifecycle.after_fork(_let_go)
+    lifecycle.after_fork(_close_locks)
 
 
-def _let_go() -> None:
+def _close_locks() -> None:
     for fd in _locks:
         os.close(fd)
     _locks.clear()
 
 
 def _read(path: str) -> dict[str, Any]:
-    """What is in a file of ours; {} where there is none, or a power cut left half of one."""
+    """Return the content of a ledger or stake; {} if there is no file, or half a file after a power cut."""
     try:
         with open(path, "rb") as file:
-            said: dict[str, Any] = fast_stdlib.loads(file.read())
+            content: dict[str, Any] = fast_stdlib.loads(file.read())
     except (FileNotFoundError, ValueError):
         return {}
-    return said
+    return content
 
 
 def _write(path: str, content: dict[str, Any]) -> None:
-    """Whole or not at all: a SIGKILL leaves the one before."""
+    """Replace a ledger or stake. After a SIGKILL the file is old or new, never half written."""
     new = f"{path}.new"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:

@@ -1,8 +1,8 @@
-"""The name of a library process, and whether that process is still alive. Owns nothing on disk.
+"""Names of library processes, and whether the process of a name is still alive. Owns nothing on disk.
 
-A name is `<pid>-<start time>-<pid namespace>`: a pid alone is given out again, a start time makes it unique until
+A name is `<pid>-<start time>-<pid namespace>`. A pid alone is used again, the start time makes the name unique until
 the next boot, and a pid means nothing in another pid namespace. Everything we leave outside our own memory (cgroups,
-records) carries this name, so that a sweep can tell what nobody needs any more.
+records) carries such a name, so that a sweep can see which of it has no living owner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _UNKNOWN = 0  # pid namespace
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks from boot to the start of `pid`; None when there is no such process, or only its zombie."""
+    """Return the clock ticks from boot to the start of `pid`; None for a process that does not exist or is a zombie."""
     try:
         return _start_time(pid)
     except OSError:
@@ -28,8 +28,10 @@ def _start_time(pid: int) -> int | None:
 
 
 def _offset() -> int:
-    """Ticks that this process's time namespace adds to every start time that it reads: without them a name is the same
-    in all of them, and who lives in one takes nobody in another for dead."""
+    """Return the ticks that this process's time namespace adds to every start time that it reads.
+
+    Without these ticks a process has the same name in all time namespaces, and no living process is taken for dead.
+    """
     if not _offsets:
         _offsets.append(_ask_offset())
     return _offsets[0]
@@ -39,18 +41,21 @@ def _ask_offset() -> int:
     try:
         with open("/proc/self/timens_offsets", "rb") as file:
             rows = [line.split() for line in file]
-    except FileNotFoundError:  # a kernel without them
+    except FileNotFoundError:  # a kernel without time namespaces
         return 0
     return sum((int(row[1]) * 10**9 + int(row[2])) * _TICKS // 10**9 for row in rows if row[0] == b"boottime")
 
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
-_offsets: list[int] = []  # one: it does not change
+_offsets: list[int] = []  # at most one offset, as it does not change
 
 
 def pid_namespace() -> int:
-    """The inode number that names the pid namespace of this process; 0 where that cannot be found out, as without a
-    /proc of its own: taken for another's, all who live there would look dead."""
+    """Return the inode number that identifies the pid namespace of this process; 0 where that cannot be read.
+
+    It cannot be read without a /proc of this namespace. The number of another namespace would make the living processes
+    of that namespace look dead.
+    """
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -58,22 +63,26 @@ def pid_namespace() -> int:
 
 
 def name() -> str:
-    """The name of this process, another one after a fork. Raises OSError when it cannot be found out, as without a
-    free descriptor: under a wrong one all that it makes would look like a dead process's, and be swept."""
-    pid, namespace = os.getpid(), pid_namespace()
+    """Return the name of this process. A fork has another name.
+
+    Raises OSError when the name cannot be found out, as without a free descriptor. Under a wrong name, all that this
+    process makes would look like a dead process's, and be swept.
+    """
+    pid = os.getpid()
+    namespace = pid_namespace()
     if (pid, namespace) not in _started:
         try:
             _started[pid, namespace] = _start_time(pid) or 0
-        except FileNotFoundError:  # no /proc: nobody's start time can be read
+        except FileNotFoundError:  # no /proc: the start time of no process can be read
             _started[pid, namespace] = 0
     return f"{pid}-{_started[pid, namespace]}-{namespace}"
 
 
-_started: dict[tuple[int, int], int] = {}  # of this process, and of those that it is a fork of
+_started: dict[tuple[int, int], int] = {}  # of this process, and of the processes that it was forked from
 
 
 def parse(text: str) -> tuple[int, int, int] | None:
-    """(pid, start time, pid namespace) of a name; None when it is not a name of ours."""
+    """Return (pid, start time, pid namespace) of a name, or None when `text` is no such name."""
     parts = text.split("-")
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
         return None
@@ -81,27 +90,28 @@ def parse(text: str) -> tuple[int, int, int] | None:
 
 
 def is_dead(text: str) -> bool:
-    """Whether the process of this name is certainly gone.
+    """Return whether the process of this name is certainly gone.
 
-    False for what is not a name, and for a process that we cannot see: of another pid namespace, or of another user
-    where /proc hides those (hidepid).
+    Returns False for a text that is no name, and for a process that we cannot see: of another pid namespace, or of
+    another user where /proc hides other users' processes (hidepid).
     """
     found = parse(text)
     if found is None or found[2] != pid_namespace() or found[2] == _UNKNOWN:
         return False
-    pid, started = found[0], start_time(found[0])
+    pid = found[0]
+    started = start_time(found[0])
     if started is not None:
         return started != found[1]
     return _is_gone(pid)
 
 
 def _is_gone(pid: int) -> bool:
-    """For one whose start time is not to be read: no such process, or a zombie that we can see to be one."""
+    """Return whether a process without a readable start time does not exist or is a visible zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # not ours to signal: it lives, or its zombie does
+    except (OSError, OverflowError):  # not ours to signal: the process is there, alive or as a zombie
         pass
     try:
         return proc.process(pid).has_ended

@@ -1,7 +1,8 @@
 """Finds the programs of this host that we start ourselves, and says which were passed over and why (L18).
 
-A guest with a writable mount can put a `runsc` or a `podman` there, and that folder may be in the caller's PATH. So a
-program is taken only when nobody but root and the caller can have put it there. Starts nothing.
+A guest with a writable mount can put a `runsc` or a `podman` there, and that folder may be in the caller's PATH.
+Therefore a program is taken only when no user but root and the caller, and no guest, can have put it there. Starts
+nothing.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ if TYPE_CHECKING:
 
 # Looked through first, whatever PATH says: root alone puts programs there.
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-_MOST_LINKS = 40  # as the kernel follows
+_MOST_LINKS = 40  # as many as the kernel follows
 _MOST_NOTED = 1 << 18  # bytes of the note of folders
-_KEPT_NOTED = 2000  # folders that stay when it is written anew
-# What such a program gets of the caller's variables. None that makes a tool load or run something, such as PYTHON*,
-# LD_*, GIT_* and NODE_OPTIONS (O20).
+_KEPT_NOTED = 2000  # folders that stay when the note is shortened
+# The caller's variables that such a program gets. No variable that makes a tool load or run something is among them,
+# such as PYTHON*, LD_*, GIT_* and NODE_OPTIONS (O20).
 _PASSED = ("HOME", "USER", "LOGNAME", "LANG")
 _PROXY = "_proxy"
 
 
 @final
 class PassedOver(Struct):
-    """A program that was there and was not taken."""
+    """A program that exists and was not taken."""
 
     path: str
     why: str
@@ -40,22 +41,22 @@ class PassedOver(Struct):
 
 @final
 class LookedUp(Struct):
-    """The answer to one name. `passed_over` holds what came before it, or all there was."""
+    """The program of a name, if there is any, and the programs of that name that come before and were passed over."""
 
     path: str | None
     passed_over: tuple[PassedOver, ...]
 
     @property
     def remark(self) -> str:
-        """To be put behind "there is no NAME": "" or " (…)"."""
+        """Return the text to put behind "there is no NAME": "" or " (…)"."""
         return f" ({'; '.join(map(str, self.passed_over))})" if self.passed_over else ""
 
 
 def look_up(name: str, *, path: str | None = None) -> LookedUp:
-    """The program of that name: in the system's folders, then in those of `path` (None: the caller's PATH).
+    """Look for a program in the system's folders, then in the folders of `path` (None: the caller's PATH).
 
-    An absolute name is that file: the caller vouches for it, and it is passed over only when others than root and the
-    caller can change it, guests of this process among them.
+    An absolute name is a file for which the caller vouches. It is passed over only when other users than root and the
+    caller can change the file, or guests of this process.
     """
     if os.path.isabs(name):
         found = _reason(name, {}) if _is_program(name) else "there is no such program"
@@ -69,13 +70,13 @@ def look_up(name: str, *, path: str | None = None) -> LookedUp:
 
 
 def passed_over(name: str) -> tuple[PassedOver, ...]:
-    """Every program of that name which is never run: those too that come after the one that is."""
+    """Return every program of that name that is never run, also where it comes after the program that is run."""
     found = _candidates(name, os.environ.get("PATH", os.defpath))
     return tuple(PassedOver(at, reason) for at, reason in found if reason is not None)
 
 
 def _candidates(name: str, path: str) -> Iterator[tuple[str, str | None]]:
-    """Each with why it is passed over; None: it is not."""
+    """Yield the path of each program of that name, and the reason to pass it over, or None."""
     noted = _noted()
     for folder in dict.fromkeys((*SYSTEM_FOLDERS, *path.split(os.pathsep))):
         at = os.path.join(folder, name)
@@ -84,15 +85,15 @@ def _candidates(name: str, path: str) -> Iterator[tuple[str, str | None]]:
 
 
 def find(name: str, *, path: str | None = None) -> str | None:
-    """`look_up` for who needs no reason."""
+    """Return the path of a program, as `look_up` finds it, or None."""
     return look_up(name, path=path).path
 
 
 def environment(program: str, *more: str) -> dict[str, str]:
-    """The variables for a program that was found: little of the caller's, and a PATH of the system's folders alone.
+    """Return the variables for a program that was found: few of the caller's, and a PATH of the system's folders.
 
-    Where the program lies elsewhere its own folder comes first there. `more`: names, or their beginnings with a "*",
-    which this program needs besides.
+    The folder of a program that is elsewhere comes first in that PATH. `more`: further names that this program needs,
+    or beginnings of names, with a "*" at the end.
     """
     names = frozenset((*_PASSED, *more))
     starts = tuple(one[:-1] for one in more if one.endswith("*"))
@@ -107,7 +108,7 @@ def environment(program: str, *more: str) -> dict[str, str]:
 
 
 def dying_with_us(command: list[str], signal: int = 9) -> list[str]:
-    """The command that gets a signal when the thread that starts it is gone, however that ended."""
+    """Return the command, made to get a signal when the thread that starts it is gone, however that thread ended."""
     import sys
 
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_US, str(signal), *command]
@@ -121,18 +122,18 @@ def _is_program(path: str) -> bool:
 
 
 def _of_a_project(folder: str, program: str) -> str | None:
-    """Why a folder of PATH is one that belongs to what is worked on, where a guest before may have written."""
+    """Return why a folder of PATH is a project's, in which an earlier guest may have written, or None."""
     if not os.path.isabs(folder):
-        return f"{folder or '.'!r} in PATH means another folder wherever one stands"
+        return f"{folder or '.'!r} in PATH depends on the working directory"
     real = os.path.realpath(folder)
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         top = os.environ.get(name, "")
         if os.path.isabs(top) and (within(folder, top) or within(real, os.path.realpath(top))):
-            return f"it is of the environment that {name} names"
+            return f"it belongs to the environment that {name} names"
     if os.path.lexists(f"{os.path.dirname(real)}/pyvenv.cfg"):
-        return "it is of a virtual environment"
+        return "it belongs to a virtual environment"
     if folder.rstrip("/").endswith("/node_modules/.bin"):
-        return "it is of a project's node_modules"
+        return "it belongs to a project's node_modules"
     try:
         here = os.getcwd()
     except OSError:
@@ -145,13 +146,16 @@ def _of_a_project(folder: str, program: str) -> str | None:
 
 
 def _reason(program: str, noted: dict[str, None]) -> str | None:
-    """Why others than root and the caller may have put it there; None: they can not. `noted`: folders of guests'."""
+    """Return why a guest, or a user but root and the caller, may have put a program there; None if that is impossible.
+
+    `noted`: folders that guests could write to.
+    """
     trusted = _trusted_owners()
     try:
         for path, found in _steps(program):
             if found.st_uid not in trusted:
                 return f"{path} belongs to user {found.st_uid}"
-            # In a sticky folder nobody removes what another owns, and the owner of each next step is looked at.
+            # In a sticky folder no user removes what another user owns, and the owner of each next step is checked.
             sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
             open_to = 0o022 if not _has_no_others(found) else 0o002
             if found.st_mode & open_to and not sticky and not stat.S_ISLNK(found.st_mode):
@@ -164,8 +168,11 @@ def _reason(program: str, noted: dict[str, None]) -> str | None:
 
 
 def _has_no_others(found: os.stat_result) -> bool:
-    """Whether root and the caller are all there is of the group: a user's own, as most systems give one to each, or one
-    that nobody is in, as Debian's `staff`. One that cannot be looked up may have anybody."""
+    """Return whether the group of a file has no members but root and the caller, if the group may write.
+
+    Most systems give each user such a group, and Debian's `staff` has no members. A group that cannot be looked up may
+    have any member.
+    """
     if not found.st_mode & 0o020:
         return True
     import grp
@@ -181,7 +188,10 @@ def _has_no_others(found: os.stat_result) -> bool:
 
 
 def _trusted_owners() -> frozenset[int]:
-    """Root and the caller. In a user namespace without the host's root, what is root's belongs to nobody known."""
+    """Return the uids of root and the caller.
+
+    In a user namespace without the host's root, root's files belong to the overflow uid, which is then trusted too.
+    """
     mine = frozenset((0, os.geteuid()))
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
@@ -195,11 +205,12 @@ def _trusted_owners() -> frozenset[int]:
 
 
 def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every folder, link and file that leads to `path`, what it means last. Raises OSError."""
+    """Yield every folder, link and file on the way to `path`, and the file itself last. Raises OSError."""
     import errno
 
     yield "/", os.lstat("/")
-    here, links = "", 0
+    here = ""
+    links = 0
     waiting = path.split("/")[::-1]
     while waiting:
         part = waiting.pop()
@@ -224,12 +235,12 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 # ── what guests could write to ───────────────────────────────────────────────────────────────────
 
-_writable: set[tuple[int, int]] = set()  # device and inode, by whatever name they are reached: of this process's mounts
-_known: set[str] = set()  # that are in the note already
+_writable: set[tuple[int, int]] = set()  # device and inode of this process's writable mounts, whatever their names
+_known: set[str] = set()  # folders that are in the note already
 
 
 def note_writable(sources: Iterable[str]) -> None:
-    """Guests of this process may write there from now on; later processes of this user are to know it, too."""
+    """Note folders that guests of this process can write to from now on, for later processes of this user too."""
     new = []
     for source in sources:
         real = os.path.realpath(source)
@@ -247,17 +258,18 @@ def note_writable(sources: Iterable[str]) -> None:
     try:
         _write_note(new)
     except (OSError, UnsupportedError):
-        return  # no folder, or no room, to write it down: the other rules stand
+        return  # no folder, or no room, for the note: the other rules still apply
     _known.update(new)
 
 
 def untouched(folders: Iterable[str]) -> list[str]:
-    """Those that no guest of this user was shown writable, nor anything around or in them, as far as it is noted."""
+    """Return the folders that no guest of this user could write to, nor in or around them, as far as the note says."""
     noted = _noted()
-    return [folder for folder in folders if not any(_meet(folder, one) for one in noted)]
+    return [folder for folder in folders if not any(_overlap(folder, one) for one in noted)]
 
 
-def _meet(folder: str, other: str) -> bool:
+def _overlap(folder: str, other: str) -> bool:
+    """Return whether one of the folders is, or is in, the other."""
     names = (os.path.abspath(folder), os.path.realpath(folder))
     return any(within(name, other) or within(other, name) for name in names)
 
@@ -286,7 +298,7 @@ def _write_note(new: list[str]) -> None:
 
 
 def _shorten(path: str) -> None:
-    """Folders that are gone are left out, then the oldest. What two processes add at that moment may be lost to one."""
+    """Drop folders that are gone, then the oldest, from the note. What another process adds meanwhile may be lost."""
     kept = [one for one in _read_note(path) if os.path.lexists(one)][-_KEPT_NOTED:]
     new = f"{path}.{os.getpid()}"
     with open(new, "wb") as file:

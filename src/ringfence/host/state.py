@@ -1,6 +1,6 @@
 """The state directory of this user: records of what must not outlive a library process, and the sweep that reads them.
 
-Touches nothing but what carries our name or stands in a record of ours, and only when its owner is dead.
+The sweep removes only what carries our name or is noted in a record, and only when the owner is dead.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 _NAME = "ringfence"
 _OWNERS = "owners"
-_NEW = ".new"  # a record being written again
-_COMPACT_AFTER = 1_000  # lines of a record that say nothing any more
+_NEW = ".new"  # the ending of a record that is being rewritten
+_COMPACT_AFTER = 1_000  # lines of a record that no longer matter
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SweepReport(Struct):
-    """What a sweep removed. `busy`: another sweep was at it for too long; this one left the records to it."""
+    """What a sweep removed. `busy`: another sweep worked for too long, and this sweep did not read the records."""
 
     owners: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class SweepReport(Struct):
 
 
 def state_dir() -> str:
-    """The state directory, made when missing: ours, 0700, no link (C09, C10). UnsupportedError otherwise."""
+    """Return the state directory, made when missing. UnsupportedError unless it is ours, 0700, no link (C09, C10)."""
     if os.geteuid() == 0:
         return _own(f"/run/{_NAME}")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -54,33 +54,35 @@ def state_dir() -> str:
 
 
 def _make(path: str) -> None:
-    """With the folders above it. A service's user may have no home, or one that is not its own."""
+    """Make a folder and the folders above. Raises UnsupportedError, as where a service's user has no home."""
     try:
         os.makedirs(path, 0o700, exist_ok=True)
     except OSError as error:
         raise UnsupportedError(
-            f"{path}, where Ringfence writes down what it has to remove, cannot be made: {error.strerror}",
+            f"{path}, where Ringfence notes what it has to remove, cannot be made: {error.strerror}",
             code="state",
             fix="set HOME to a folder that this user may write, or XDG_RUNTIME_DIR to one that is its own",
         ) from None
 
 
 def directory(name: str) -> str:
-    """A directory below the state directory, made when missing, with the same promises."""
+    """Return a directory below the state directory, made when missing. Checks and raises as `state_dir` does."""
     return _own(f"{state_dir()}/{name}")
 
 
 def disk_directory(name: str) -> str:
-    """As `directory`, for what may be large: never in /run, which is memory on most hosts."""
+    """Return a directory for what may be large, made when missing: never in /run, which is memory on most hosts."""
     root = disk_root()
     _make(os.path.dirname(root))
     return _own(f"{_own(root)}/{name}")
 
 
 def lasting_directory(name: str) -> str:
-    """A directory that outlasts a reboot and is the same for all processes of this user, whatever their environment
-    says of a runtime directory. Where there is no such place (a service without a home, a root that is read-only): one
-    in the state directory."""
+    """Return a directory that outlasts a reboot, made when missing.
+
+    It is the same for all processes of this user, whatever XDG_RUNTIME_DIR says. Where no such place can be made (a
+    service without a home, a read-only root), it is in the state directory.
+    """
     try:
         return disk_directory(name)
     except (UnsupportedError, OSError):
@@ -88,35 +90,35 @@ def lasting_directory(name: str) -> str:
 
 
 def lasting_place(name: str) -> str:
-    """Where `lasting_directory` has it. Makes nothing."""
+    """Return the path that `lasting_directory` would return. Makes no such directory."""
     place = f"{disk_root()}/{name}"
     return place if _is_mine(place) else f"{state_dir()}/{name}"
 
 
 def disk_root() -> str:
-    """Where `disk_directory` makes its directories. Made by that."""
+    """Return the folder in which `disk_directory` makes directories. Makes nothing."""
     return f"/var/lib/{_NAME}" if os.geteuid() == 0 else os.path.expanduser(f"~/.local/state/{_NAME}")
 
 
 def register() -> Owner:
-    """The record of this process, made when missing. Cheap; call it once and keep it."""
+    """Open the record of this process, made when missing. Cheap; call this once and keep the result."""
     return Owner(record())
 
 
 def record() -> str:
-    """Where the record of this process is, when there is one."""
+    """Return the path that the record of this process has, if there is a record."""
     return f"{directory(_OWNERS)}/{process_id.name()}"
 
 
 def sweep(timeout_s: float = 5.0) -> SweepReport:
     """Remove what dead library processes left: frozen or running guests, cgroups, placeholders, files, uid locks.
 
-    Costs a directory listing or two when there is nothing. Two sweeps never work at once; the second waits up to
+    Costs a directory listing or two when nothing was left. Two sweeps never work at once; the second waits up to
     `timeout_s`.
     """
     from ringfence.host.cgroups import find
 
-    groups = tuple(find.remove_dead_owners(process_id.is_dead))  # guests first: then nothing of theirs writes any more
+    groups = tuple(find.remove_dead_owners(process_id.is_dead))  # guests first, so that none writes any more
     records = directory(_OWNERS)
     report = SweepReport()
     if any(True for _ in _dead(records)):
@@ -140,7 +142,7 @@ def sweep_once() -> None:
 class Owner:
     """The record of one library process: a file of JSON lines. Safe to use from many threads.
 
-    In a fork of the process it is a dead object: `note` and `forget` raise SandboxClosedError.
+    In a fork of the process the object is dead: `note` and `forget` raise SandboxClosedError.
     """
 
     def __init__(self, path: str) -> None:
@@ -152,7 +154,7 @@ class Owner:
         self._fd = _open_record(path, os.O_CREAT)
 
     def note(self, kind: str, **facts: Fact) -> None:
-        """Write down something to remove should this process die. On disk when this returns.
+        """Note something to remove if this process dies. The note is in the file when this returns.
 
         Kinds: `file` (path, device, inode), `cgroup` (path), `tree` (path, right below a `disk_directory`).
         """
@@ -164,7 +166,7 @@ class Owner:
                 self._append("note", entry)
 
     def forget(self, kind: str, **facts: Fact) -> None:
-        """Take back a note with the same facts. One that is not there is no error."""
+        """Take back the note with the same facts, if there is such a note."""
         entry = (kind, tuple(sorted(facts.items())))
         with self._lock:
             self._check()
@@ -176,7 +178,7 @@ class Owner:
                     self._compact()
 
     def close(self) -> None:
-        """End the record. What is still noted stays on disk, for a sweep after this process is gone."""
+        """Close the record. What is still noted stays on disk, for a sweep after this process is gone."""
         with self._lock:
             fd, self._fd = self._fd, -1
             if fd < 0:
@@ -196,7 +198,7 @@ class Owner:
         os.write(self._fd, _line(verb, entry))
 
     def _compact(self) -> None:
-        """Write what is still true to a new file and put it in the place of the old one."""
+        """Replace the record's file by a file with the notes that still hold."""
         new = f"{self._path}{_NEW}"
         _unlink(new)
         fd = _open_record(new, os.O_CREAT | os.O_EXCL)
@@ -208,10 +210,10 @@ class Owner:
 
 
 def remove_if_same(facts: dict[str, Fact]) -> bool:
-    """Remove a file or an empty directory when it is still the one that was noted. True when it was removed.
+    """Remove a file or an empty directory whose inode is the noted one. Return whether it was removed.
 
-    The parent is opened once: a directory swapped for a link in between leads nowhere (C01 and its like), because
-    there the name has another inode.
+    The parent is opened once. If the directory was swapped for a link in between (C01 and similar attacks), the name
+    has another inode there, and nothing is removed.
     """
     path = str(facts["path"])
     try:
@@ -245,7 +247,7 @@ def _dead(records: str) -> Iterator[str]:
 
 
 def _is_abandoned(path: str, owner: str) -> bool:
-    """For an owner of another pid namespace (a container, an earlier one): nobody locks its record any more."""
+    """Return whether no process locks the record of an owner in another pid namespace (a container, perhaps ended)."""
     found = process_id.parse(owner)
     if found is None or found[2] == process_id.pid_namespace():
         return False
@@ -295,9 +297,9 @@ def _sweep_entries(owner: str, entries: list[Entry], groups: list[str], files: l
 
 
 def remove_tree(path: str) -> bool:
-    """A directory of ours right below a `disk_directory`, and all that a guest may have put there. False: it was gone.
+    """Remove our directory right below a `disk_directory`, with all that a guest put there. Return False if not found.
 
-    By descriptors, without following a link: what is in it may be as hostile as a guest likes (K01, A27).
+    Works by descriptors and follows no link: the content may be as hostile as a guest likes (K01, A27).
     """
     from ringfence.shared import tree_walk
 
@@ -322,7 +324,7 @@ def _remove_noted_tree(facts: dict[str, Fact]) -> bool:
 def _sweep_placeholders() -> list[str]:
     try:
         if not os.listdir(f"{lasting_place('placeholders')}/stakes"):
-            return []  # as mostly, and costs no import
+            return []  # the usual case, without an import
     except FileNotFoundError:
         return []
     from ringfence.host import placeholders
@@ -339,7 +341,7 @@ def _sweep_uids() -> int:
 
 
 def lock_until(fd: int, deadline: float, *, poll_s: float = 0.01) -> bool:
-    """Whether it could be locked until then."""
+    """Lock a file, trying until the deadline. Return whether it is locked."""
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -355,9 +357,9 @@ def lock_until(fd: int, deadline: float, *, poll_s: float = 0.01) -> bool:
 
 
 def _open_record(path: str, flags: int) -> int:
-    """Open and lock a record; the lock tells other pid namespaces that we live."""
+    """Open and lock a record. The lock shows processes of other pid namespaces that this process lives."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
-    os.fchmod(fd, 0o600)  # whatever the caller's umask: who sweeps reads it
+    os.fchmod(fd, 0o600)  # whatever the caller's umask: a sweep reads the record
     if lock_until(fd, time.monotonic() + 1.0):
         return fd
     os.close(fd)
@@ -371,7 +373,7 @@ def _line(verb: str, entry: Entry) -> bytes:
 
 
 def _read_record(path: str) -> list[Entry]:
-    """What a record still says, in the order of the notes. The last line may be half written."""
+    """Return what is still noted in a record, in order. The last line may be half written."""
     try:
         with open(path, "rb") as file:
             lines = file.read().splitlines(keepends=True)
@@ -383,9 +385,9 @@ def _read_record(path: str) -> list[Entry]:
     for line in lines:
         if not line.endswith(b"\n"):
             continue
-        said = json.loads(line)
-        entry = (said["kind"], tuple(sorted(said["facts"].items())))
-        if said["verb"] == "note":
+        row = json.loads(line)
+        entry = (row["kind"], tuple(sorted(row["facts"].items())))
+        if row["verb"] == "note":
             entries[entry] = None
         else:
             entries.pop(entry, None)
@@ -399,7 +401,7 @@ def _own(path: str) -> str:
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)  # whatever the caller's umask
     except FileExistsError:
-        pass  # whose it is, is looked at next
+        pass  # its owner is checked next
     if not _is_mine(path):
         raise UnsupportedError(
             f"{path} cannot hold our state: it is a link, no directory, another user's, or open to others",
@@ -424,14 +426,14 @@ def _unlink(path: str) -> None:
         return
 
 
-# ── the record of this process, one for all that must not outlive it ──────────────────────────────
+# ── the record of this process: a single record for all that must not outlive it ──────────────────
 
 _owners: dict[int, Owner] = {}
 _lock = _thread.allocate_lock()
 
 
 def owner() -> Owner:
-    """Made on first use; after a fork another one."""
+    """Return the record of this process, opened on first use. A fork gets a record of its own."""
     with _lock:
         pid = os.getpid()
         if pid not in _owners:
@@ -442,7 +444,7 @@ def owner() -> Owner:
 
 
 def close() -> None:
-    """At the end of the process: the record goes when nothing is noted in it."""
+    """Close the record when the process ends. A record without notes is removed."""
     with _lock:
         found = _owners.pop(os.getpid(), None)
     if found is not None:

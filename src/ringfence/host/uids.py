@@ -1,7 +1,7 @@
-"""Host uids for guests when we are root: a different one for each sandbox, across all processes of this host.
+"""Host uids for guests when we are root: a different uid for each sandbox, across all processes of this host.
 
-A uid is held by a lock on a file in the state directory; the lock ends with the process, so nothing has to be swept
-for the uid to be free again. Never hands out a number that /etc/subuid or /etc/subgid has given to somebody.
+A uid is held by a lock on a file in the state directory. The lock ends with the process, so that the uid is free again
+without a sweep. Never hands out a number that /etc/subuid or /etc/subgid gives to a user.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HeldUid:
-    """A uid that nobody else gets until `release`, or until this process ends. Use it as the gid too."""
+    """A uid that no other sandbox gets until `release`, or until this process ends. It is used as the gid too."""
 
     __slots__ = ("_fd", "_path", "_pid", "uid")
 
@@ -34,29 +34,29 @@ class HeldUid:
         self._pid = os.getpid()
 
     def fileno(self) -> int:
-        """The lock, for the monitor to hold as well: the uid stays taken while anything of the sandbox lives."""
+        """Return the lock, which the monitor holds too: the uid stays taken while a process of the sandbox lives."""
         return self._fd
 
     def abandon(self) -> None:
-        """The caller closed the descriptor under us: the lock is gone, its file is for the next sweep."""
+        """Drop a lock whose descriptor the library's caller has closed. The next sweep removes the file."""
         self._fd = -1
 
     def release(self) -> None:
-        """Give the uid back. Again: nothing. In a fork of the holder only the copy is closed, the uid stays held."""
+        """Give the uid back. Idempotent. A fork of the holder only closes its copy, and the uid stays held."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
         try:
             if os.getpid() == self._pid:
-                os.unlink(self._path)  # while locked: who waits for this inode finds it is not the file any more
+                os.unlink(self._path)  # while locked: a process that waits for this inode sees that it has no name
         except FileNotFoundError:
-            return  # somebody emptied the state directory
+            return  # the state directory was emptied
         finally:
             os.close(fd)
 
 
 def hold(first: int = FIRST, last: int = LAST) -> HeldUid:
-    """A uid of `first` to `last` that no process holds. Root only. SandboxError when all are taken.
+    """Hold a uid of `first` to `last` that is free. Root only. Raises SandboxError when all are taken.
 
     Costs about 0.1 ms. Starts at a random number, so that a uid is seldom used again soon.
     """
@@ -79,7 +79,7 @@ def hold(first: int = FIRST, last: int = LAST) -> HeldUid:
 
 
 def sweep() -> int:
-    """Remove the lock files whose holder is gone; returns how many. Root only."""
+    """Remove the lock files whose holder is gone. Return how many. Root only."""
     removed = 0
     directory = state.directory("uid")
     for name in os.listdir(directory):
@@ -91,7 +91,7 @@ def sweep() -> int:
 
 
 def _candidates(first: int, last: int) -> Iterator[int]:
-    """Some random numbers of the range, then all of it from a random start: fast when nearly empty, sure when full."""
+    """Yield some random numbers of the range, then all from a random start: fast if few are taken, complete if many."""
     size = last - first + 1
     for _ in range(_RANDOM_TRIES):
         yield first + _random_below(size)
@@ -112,11 +112,11 @@ def _try(directory: str, uid: int) -> HeldUid | None:
         if _is_file(path, fd):
             return HeldUid(uid, fd, path)
     except BlockingIOError:
-        pass  # held by another
+        pass  # another process holds it
     except OSError:
         os.close(fd)
         raise
-    os.close(fd)  # held by another, or released and removed between open and lock
+    os.close(fd)  # another process holds it, or it was released and removed between open and lock
     return None
 
 
@@ -133,7 +133,7 @@ _known: dict[str, tuple[object, list[tuple[int, int]]]] = {}
 
 
 def _given_out(path: str) -> list[tuple[int, int]]:
-    """As `_ranges_in`, read again when the file is not the one that was read."""
+    """Return the ranges in a file, which is read again only when it has changed."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -146,7 +146,7 @@ def _given_out(path: str) -> list[tuple[int, int]]:
 
 
 def _ranges_in(path: str) -> list[tuple[int, int]]:
-    """The ranges of a file of `name:first:count` lines. A line that is none is somebody else's trouble."""
+    """Return the ranges in a file of `name:first:count` lines. Other lines are ignored."""
     try:
         with open(path, "rb") as file:
             lines = file.read().splitlines()

@@ -1,8 +1,8 @@
-"""Starts a zygote's process: by exec, with an empty environment. The first thing a command does: it imports little,
-and lies outside its package, whose own imports would come first.
+"""Starts a zygote's process, by exec and with an empty environment.
 
-A command of ours knows at once that it will need a zygote: `begin` starts one that gets ready while the rest is loaded,
-and the pool takes it with `take`.
+This is the first thing that our command does. Therefore this module imports little, and is outside the package
+`ringfence.cli`, whose own imports would come first. A command knows at once that it will need a zygote: `begin` starts
+a zygote that gets ready while the rest is loaded, and the pool takes that zygote with `take`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRST_FREE = 10  # above the fixed descriptors of the zygote
 
 
 class Started:
-    """A zygote's process that has not been spoken to."""
+    """A zygote's process that was started and has got no request yet."""
 
     __slots__ = ("control", "errors", "owner", "pid")
 
@@ -31,29 +31,31 @@ class Started:
         self.owner = os.getpid()
         self.pid = pid
         self.control = control
-        self.errors = errors  # a file in memory with what it said on standard error
+        self.errors = errors  # a file in memory: its standard error
 
 
 def launcher() -> str:
-    """The one file after whose exec everything privileged happens."""
+    """Return the path of the launcher: everything privileged happens after an exec of this file."""
     return os.path.join(os.path.dirname(os.path.dirname(__file__)), "guest", "launch", "launch")
 
 
 def real_executable() -> str:
-    """This Python's own file: no shim, no link. Nothing where that is not known; whoever plans a sandbox says so."""
+    """Return the file of this Python, no shim and no link; "" where it is not known, which the plan reports."""
     known = getattr(sys, "_base_executable", None) or sys.executable
     return os.path.realpath(known) if known else ""
 
 
 def own_package() -> str:
-    """The first line of a program for `python -I -c`: this very package, whatever else is installed. The folder that it
-    lies in is asked for nothing more: it may hold what a guest left (L12)."""
+    """Return the first line of a program for `python -I -c`, which imports this very package, whatever is installed.
+
+    Nothing else is imported from the package's folder: a guest may have left modules there (L12).
+    """
     folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return f"import __future__, sys; sys.path.insert(0, {folder!r}); import ringfence; del sys.path[0]"
 
 
 def start(executable: str, prefix: list[str]) -> Started:
-    """posix_spawn: no copy of the caller's memory, descriptors 0–4 alone. Raises OSError."""
+    """Start a zygote by posix_spawn: with descriptors 0–4 alone, without a copy of our memory. Raises OSError."""
     control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
     errors = os.memfd_create("zygote-stderr", os.MFD_CLOEXEC)
     ours: list[int] = []
@@ -84,7 +86,7 @@ def start(executable: str, prefix: list[str]) -> Started:
     try:
         control.send(_state.purpose, _socket.MSG_NOSIGNAL)
     except OSError:
-        pass  # it has ended already: who speaks to it next is told why
+        pass  # it has ended already: the next request to it fails and says why
     return Started(pid, control, errors)  # type: ignore[arg-type]  # the C class has every method that is used
 
 
@@ -94,13 +96,13 @@ def _above(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
 
 
-# The first packet to a zygote, so that it gets ready before it is asked for more: whether there will be many sandboxes,
-# one for anything, or one for one program.
+# The first packet to a zygote, so that it gets ready before the first request. It says what is to come: many sandboxes,
+# a single sandbox for anything, or a single sandbox for a program.
 LIBRARY, COMMAND, PROGRAM = b"library", b"command", b"program"
 
 
 class _State:
-    """What this process has begun ahead of time."""
+    """Zygotes that this process has begun ahead of time."""
 
     def __init__(self) -> None:
         self.begun: list[Started] = []  # at most one; `pop` is one step for threads
@@ -112,11 +114,11 @@ _state = _State()
 
 
 def begin(*, program: bool = False) -> None:
-    """Start the zygote of a command ahead of time: it will make one sandbox, and no spares are kept later.
+    """Start the zygote of a command ahead of time. The zygote will make one sandbox, and no spares are kept later.
 
-    `program`: one program will run there, and nothing else: no code that is passed on, no file that is put there.
+    `program`: only a program will run in that sandbox; no code is passed on and no file is put there.
 
-    Failing is no error here: the pool tries again and says why.
+    A failure is no error here: the pool tries again and says why.
     """
     _state.purpose = PROGRAM if program else COMMAND
     _state.is_first.acquire(blocking=False)
@@ -147,19 +149,19 @@ def begin_first(backend: object, image: object, policy: Policy) -> bool:
 
 
 def is_plain(backend: object, image: object, policy: Policy) -> bool:
-    """Return whether a sandbox is one that the process backend makes of this host, with nothing that can be refused."""
+    """Return whether the process backend would make the sandbox from this host, and nothing in it can be refused."""
     if backend not in ("auto", "process") or image != "host" or policy.isolation == "own-kernel":
         return False
     return not (policy.mounts or policy.commands != "any" or policy.network.allow or policy.network.rules)
 
 
 def is_command() -> bool:
-    """Return whether this process is a command of ours that makes one sandbox for one thing."""
+    """Return whether this process is our command, which makes a single sandbox."""
     return _state.purpose != LIBRARY
 
 
 def take(executable: str) -> Started | None:
-    """The zygote that was begun, if there is one and it is of this interpreter."""
+    """Return the zygote that this process began for this interpreter, or None. End a zygote begun otherwise."""
     try:
         begun = _state.begun.pop()
     except IndexError:
@@ -171,7 +173,7 @@ def take(executable: str) -> Started | None:
 
 
 def end_unneeded() -> None:
-    """What was begun for a sandbox that did not come about."""
+    """End a zygote that was begun for a sandbox which was then not made. A command keeps its zygote."""
     if _state.begun and not is_command():
         try:
             end(_state.begun.pop())
@@ -180,12 +182,13 @@ def end_unneeded() -> None:
 
 
 def end(begun: Started) -> None:
-    """It has done nothing yet. In a fork of its owner it is not ours to end."""
+    """End a zygote that has done nothing yet. A fork of the owner only closes descriptors."""
     begun.control.close()
     os.close(begun.errors)
     if begun.owner == os.getpid():
         try:
-            os.waitid(os.P_PID, begun.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises: the number is not its own
+            # Raises if the zygote was reaped: the number may belong to another process.
+            os.waitid(os.P_PID, begun.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.kill(begun.pid, _SIGKILL)
             os.waitpid(begun.pid, 0)
         except (ProcessLookupError, ChildProcessError):

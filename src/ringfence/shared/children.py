@@ -1,7 +1,7 @@
-"""Names child processes by descriptor: by pidfds, or where the kernel has none by eventfds in their place.
+"""Handles of child processes: pidfds, or eventfds on a kernel without pidfds.
 
-gVisor of 2022 has no pidfd. There `look`, called after each SIGCHLD, makes the descriptor of an ended child readable. A
-child is not reaped before its descriptor was asked, so that its number stays its own.
+gVisor of 2022 has no pidfd. There `look`, called after each SIGCHLD, makes the eventfd of an ended child readable. A
+child is not reaped before its handle was read, so that its number stays its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from ringfence.shared import fast_stdlib, proc
 
 _EVENT_CLOEXEC = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-_numbers: dict[int, int] = {}  # descriptor → process, of those without a pidfd
+_numbers: dict[int, int] = {}  # handle → process, for handles that are no pidfds
 
 
 def adopt(pid: int) -> int:
@@ -26,7 +26,7 @@ def adopt(pid: int) -> int:
 
 
 def signal(handle: int, number: int) -> bool:
-    """Send a signal. False when the process has ended."""
+    """Send a signal. Return False when the process has ended."""
     if handle not in _numbers:
         return fast_stdlib.signal_pidfd(handle, number)
     try:

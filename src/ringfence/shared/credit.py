@@ -1,7 +1,7 @@
 """Counts how far the sender of a relayed stream may be ahead of the receiver. The receiver keeps the count.
 
-Every stream begins with little credit. A stream whose bytes are taken at once gets more, out of what all streams of a
-sandbox share: a thousand streams that stand still hold little memory, and a few fast streams are not held up.
+Every stream begins with little credit. A stream whose bytes are taken at once gets more, out of a sum that all streams
+of a sandbox share: a thousand streams that stand still take little memory, and a few fast streams are not held up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Window:
         self._passed = 0
 
     def passed(self, count: int, *, at_once: bool) -> int:
-        """Count bytes that were passed on; `at_once`: nothing is left waiting. Return new credit, 0 for none yet."""
+        """Count bytes that were passed on; `at_once`: no byte is left waiting. Return new credit, 0 for none yet."""
         self._passed += count
         if self._passed < self._size // 4:
             return 0
@@ -38,5 +38,5 @@ class Window:
         return credit
 
     def close(self) -> None:
-        """Give what this direction held back to the other streams. To be called once."""
+        """Return this direction's credit to the shared sum. To be called once."""
         self._shared.left += self._size - FIRST

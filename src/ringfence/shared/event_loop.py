@@ -15,7 +15,9 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
-        self._dropped: set[int] = set()  # in this round: an event that came with it is not for what has the number now
+        self._dropped: set[int] = (
+            set()
+        )  # in this round: a later event of the round must not reach a new handler of the same number
 
     def round(self, wait_s: float) -> None:
         """Wait for at most `wait_s` (-1: without end) and at most a day, then call the handlers of what is ready."""

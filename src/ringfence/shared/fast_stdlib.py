@@ -1,7 +1,7 @@
 """JSON, sockets and signals without the modules that wrap them: `json`, `socket` and `signal` load `re` and `enum`.
 
-That is 25 ms on both sides of every cold start, more than a sandbox costs. What is used here are the C modules below
-those, which have been the same since Python 3.5.
+That is 25 ms on both sides of every cold start, more than a sandbox costs. This module uses the C modules below those,
+which have been the same since Python 3.5.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import struct
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from socket import socket  # what _socket.socket is, for the checker
+    from socket import socket  # for the type checker, the type of _socket.socket
     from typing import Any
 
 SOCK_STREAM: int = _socket.SOCK_STREAM
 SOCK_SEQPACKET: int = _socket.SOCK_SEQPACKET
-# For what is sent to a peer that may be gone: a caller may have SIGPIPE at its default, which ends programs.
+# For sending to a peer that may be gone: a caller may have SIGPIPE at its default, which ends programs.
 NO_SIGNAL: int = getattr(_socket, "MSG_NOSIGNAL", 0)
 SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGSTOP, SIGXFSZ = 2, 9, 13, 15, 17, 18, 19, 25
 
@@ -40,7 +40,7 @@ def dumps(data: object) -> bytes:
 
 
 class Context:
-    """What the scanner asks for. Subclassed by the host's strict parser."""
+    """The attributes that the C scanner reads. Subclassed by the host's strict parser."""
 
     strict = True
     object_hook = None
@@ -75,7 +75,7 @@ _parse = scanner(Context())
 
 
 def loads(data: bytes | str) -> Any:
-    """Return the JSON object, whose shape `guest.guestd.protocols` tells: our own code wrote it. Raise ValueError."""
+    """Return the JSON object that our own code wrote; `guest.guestd.protocols` has the shapes. Raises ValueError."""
     value = _parse(data if isinstance(data, str) else data.decode())
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -93,7 +93,7 @@ def pair(kind: int) -> tuple[socket, socket]:
 
 
 def widen(*ends: socket, room: int = 1 << 20) -> None:
-    """Give a channel that much room, where the kernel grants it: the more room, the fewer turns for much data."""
+    """Enlarge a channel's buffers, where the kernel grants that: with more room, much data takes fewer turns."""
     for end in ends:
         end.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, room)
 
@@ -135,7 +135,7 @@ class Receiver:
 
 
 def readable(sock: socket | int, within_s: float | None) -> bool:
-    """Wait until `sock` can be read; None: without end. False when the time is over."""
+    """Wait until `sock` can be read; None: without end. Return False when the time is over."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(None if within_s is None else within_s * 1000))
@@ -149,7 +149,7 @@ def set_host_name(name: str) -> None:
 
 
 def signal_pidfd(pidfd: int, number: int) -> bool:
-    """False when the process has ended."""
+    """Send a signal by a pidfd. Return False when the process has ended."""
     try:
         _signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
@@ -173,7 +173,7 @@ def hold_stops(*, hold: bool = True) -> None:
 
 
 def hold_pipe_signal() -> None:
-    """In a thread of ours on the host: a peer that hangs up, as a guest can, is an error here and ends no caller."""
+    """Block SIGPIPE in our thread on the host: a peer that hangs up, as a guest can, must not end the caller."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (SIGPIPE,))
 
 

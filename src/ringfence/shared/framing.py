@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 HEADER = struct.Struct("<IBI")  # payload length, type, stream
 JSON, STDIN, STDOUT, STDERR, LINE = 0, 1, 2, 3, 4
-# Of connections that are relayed to the gateway: where one is for, its bytes, room for more, its end; a DNS message.
+# For connections that are relayed to the gateway: the target, bytes, room for more, the end; a DNS message.
 OPEN, DATA, CREDIT, END, PACKET = 16, 17, 18, 19, 20
 
 
@@ -26,15 +26,15 @@ def message(**data: object) -> bytes:
 
 
 class Reader:
-    """Cuts a byte stream into frames. The payload of DATA comes in pieces as it arrives, uncopied: for now only."""
+    """Cuts a byte stream into frames. DATA comes in pieces as it arrives: views of the input, not copies."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._rest = 0  # of a DATA frame
-        self._stream = 0  # its
+        self._rest = 0  # bytes of a DATA frame that are still to come
+        self._stream = 0  # the stream of that frame
 
     def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
-        """To be used up before `data` changes."""
+        """Yield (type, stream, payload) of each frame. To be used up before `data` changes."""
         fresh = memoryview(data)
         while fresh:
             if self._rest:
@@ -52,7 +52,8 @@ class Reader:
                     return
             length, kind, stream = HEADER.unpack_from(held)
             if kind == DATA:
-                self._rest, self._stream = length, stream
+                self._rest = length
+                self._stream = stream
                 held.clear()
                 continue
             missing = HEADER.size + length - len(held)

@@ -20,7 +20,7 @@ def _root() -> int:
 
 def open_path(path: str, flags: int, mode: int = 0) -> int:
     root = _root()
-    if not flags & os.O_PATH:  # openat2 refuses the two beside O_PATH
+    if not flags & os.O_PATH:  # openat2 refuses both flags beside O_PATH
         flags |= os.O_NONBLOCK | os.O_NOCTTY
     try:
         return syscalls.openat2(root, absolute(path), flags, mode, _RESOLVE)
@@ -35,7 +35,7 @@ def absolute(path: str) -> str:
 
 
 def open_parent(path: str, *, make: bool) -> tuple[int, str]:
-    """The directory that holds `path`, and its last name."""
+    """Open the directory that holds `path`. Return its descriptor and the last name."""
     whole = absolute(path).rstrip("/")
     parent, name = os.path.split(whole)
     if name in ("", ".", ".."):
@@ -49,7 +49,7 @@ def open_parent(path: str, *, make: bool) -> tuple[int, str]:
 
 
 def make_directories(path: str) -> int:
-    """Make what is missing; how many that was. Without recursion: a path of 4000 characters has up to 2000 parts."""
+    """Make what is missing. Return how many. Without recursion: a path of 4000 characters has up to 2000 parts."""
     missing: list[str] = []
     directory = -1
     while directory < 0:
@@ -62,7 +62,7 @@ def make_directories(path: str) -> int:
         try:
             os.mkdir(name, 0o755, dir_fd=directory)
         except FileExistsError:
-            pass  # made meanwhile; what is no folder is refused next
+            pass  # made meanwhile; a file that is no folder is refused next
         below = tree_walk.below(directory, name)
         os.close(directory)
         directory = below
@@ -71,7 +71,7 @@ def make_directories(path: str) -> int:
 
 
 def remove_made(path: str, count: int) -> None:
-    """Take back what `make_directories` made, as far as it is empty."""
+    """Remove what `make_directories` made, as far as it is empty."""
     whole = absolute(path).rstrip("/")
     for _ in range(count):
         try:
@@ -105,7 +105,7 @@ def flush(lines: list[bytes]) -> None:
 
 
 def _target(directory: int, name: str) -> str | None:
-    """None: it was replaced just now, or the kernel does not tell, as of /proc/1/cwd."""
+    """Return where a link leads; None for a link that was replaced just now or that the kernel hides (/proc/1/cwd)."""
     try:
         return os.readlink(name, dir_fd=directory)
     except OSError:
@@ -139,13 +139,13 @@ _MOST_LINKS = 40
 
 
 def refuse_link(directory: int, name: bytes) -> None:
-    """Before it is opened with O_DIRECTORY | O_NOFOLLOW, which follow a link there all the same."""
+    """Refuse a link before it is opened with O_DIRECTORY | O_NOFOLLOW, which follow a link in /proc all the same."""
     if _link(directory, os.fsdecode(name)) is not None:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
 
 
 def open_below(directory: int, path: str, flags: int, mode: int, resolve: int) -> int:
-    """As openat2 with RESOLVE_IN_ROOT or syscalls.RESOLVE_BENEATH: `directory` is the root of the walk."""
+    """Open a path as openat2 does with RESOLVE_IN_ROOT or syscalls.RESOLVE_BENEATH. `directory`: the walk's root."""
     walk = _Walk(directory, path, resolve)
     try:
         return walk.open(flags, mode)
@@ -154,7 +154,7 @@ def open_below(directory: int, path: str, flags: int, mode: int, resolve: int) -
 
 
 class _Walk:
-    """Holds one directory open, however long the path is."""
+    """A walk along a path, with one directory open however long the path is."""
 
     def __init__(self, root: int, path: str, resolve: int) -> None:
         self._root = root
@@ -185,7 +185,8 @@ class _Walk:
 
     def _go(self, fd: int, depth: int) -> None:
         os.close(self.at)
-        self.at, self._depth = fd, depth
+        self.at = fd
+        self._depth = depth
 
     def _up(self) -> None:
         if self._depth:
@@ -210,7 +211,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _link(directory: int, name: str) -> str | None:
-    """Return where a link leads; None for what is no link."""
+    """Return where a link leads; None for a name that is no link."""
     try:
         return os.readlink(name, dir_fd=directory)
     except OSError as error:

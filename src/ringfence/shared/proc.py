@@ -1,10 +1,10 @@
-"""Reads what the kernel says in /proc: of processes, of descriptors and of mounts. Believes no name in it."""
+"""Reads /proc: processes, descriptors and mounts. Believes no name that stands there."""
 
 from __future__ import annotations
 
 import os
 
-_LONGEST = 4096  # of a line about one process
+_LONGEST = 4096  # bytes of a line about a process
 _PIECE = 1 << 16
 _ESCAPED = " \t\n#\\"  # what the kernel writes as a backslash and three octal digits; the backslash itself comes last
 # What a guest may see of /proc besides its own processes. An allow-list: a new entry of a newer kernel is masked (B15).
@@ -33,7 +33,7 @@ class Process:
     __slots__ = ("flags", "parent", "session", "started", "state", "threads")
 
     def __init__(self, text: bytes) -> None:
-        fields = text.rpartition(b")")[2].split()  # the name before it may hold blanks and brackets
+        fields = text.rpartition(b")")[2].split()  # the process's name before it may hold blanks and brackets
         self.state = fields[0]
         self.parent = int(fields[1])  # 0: outside this pid namespace
         self.session = int(fields[3])
@@ -43,7 +43,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is a zombie, or nearly none any more."""
+        """Return whether the process is a zombie or about to vanish."""
         return self.state in (b"Z", b"X")
 
 
@@ -64,7 +64,7 @@ def processes() -> dict[int, Process]:
             try:
                 found[int(name)] = process(name)
             except OSError:
-                continue  # it has ended meanwhile
+                continue  # the process has ended meanwhile
     return found
 
 
@@ -87,7 +87,7 @@ class Mount:
     def __init__(self, line: str) -> None:
         before, _, after = line.partition(" - ")
         self.number, self.parent, self.device, root, target, options = before.split(" ")[:6]
-        self.root = _unescaped(root)  # what of the file system is mounted
+        self.root = _unescaped(root)  # the mounted part of the file system
         self.target = _unescaped(target)
         self.options = options.split(",")
         self.kind = after.partition(" ")[0]

@@ -1,7 +1,7 @@
-"""What is remembered of the last look at /workspace: by the host, and by a worker that stays for the next one.
+"""The memory of the last look at /workspace, kept by the host and by a worker that stays for the next look.
 
-Names by directory, and for each name a stamp: its inode and change time, packed, or zeros when nothing is known that
-could still hold. One comparison of bytes then tells that a whole directory is as it was.
+It holds names by directory, and for each name a stamp: inode and change time, packed, or zeros when no stamp is known
+that could still hold. A single comparison of bytes then shows that a whole directory is unchanged.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 # Records between a worker and the host: their kind, the bytes of their payload, then the payload.
 RECORD = struct.Struct(">cI")
-# From the worker: a name that is there, its content, the end of that, that the content changed while it was read, names
-# that are gone, the end of the report.
+# From the worker: an existing name, its content, the end of the content, that the content changed while it was read,
+# names that are gone, the end of the report.
 ENTRY, DATA, END, AGAIN, GONE, DONE = b"E", b"D", b"F", b"R", b"G", b"Z"
-ORDER = b"O"  # to the worker: one change, after which DATA and END may come
-CHUNK = 1 << 16  # bytes of one DATA
+ORDER = b"O"  # to the worker: a change, after which DATA and END may come
+CHUNK = 1 << 16  # bytes of a DATA record
 
 STAMP = struct.Struct(">QQ")  # every change of a file sets its change time, and no guest can
 UNKNOWN = bytes(STAMP.size)
 DIGEST = 64  # characters
-SIZE = struct.Struct(">I")  # of a message
+SIZE = struct.Struct(">I")  # the size of a message
 _HEAD = struct.Struct(f">I?{STAMP.size}s")  # directories, whether files have several names, the top's stamp
 _GROUP = struct.Struct(">III")  # bytes of the path, bytes of the names, names
 _AT_ONCE = 4096
@@ -52,7 +52,7 @@ class Group:
         return [os.fsdecode(name) for name in self._names]
 
     def of_all(self) -> dict[str, bytes | None]:
-        """Names and stamps."""
+        """Return the names with their stamps."""
         return dict(zip(self.names(), cut(self._stamps), strict=True))
 
     def changed_here(self) -> dict[str, bytes | None]:
@@ -61,13 +61,13 @@ class Group:
         return {os.fsdecode(self._names[at]): _stamp_at(self._stamps, at) for at in _differing(self._stamps, now)}
 
     def changed_among(self, names: list[str]) -> dict[str, bytes | None]:
-        """Return the same for all `names`, which are there now."""
+        """Return which of `names`, all existing now, have changed, as `changed_here` does."""
         known = self.of_all()
         found = zip(names, cut(stamps_here([os.fsencode(name) for name in names])), strict=True)
         return {name: known.get(name) for name, stamp in found if known.get(name) != stamp}
 
     def change(self, changes: Mapping[str, bytes | None]) -> None:
-        """New stamps of some names; None: it is not there any more."""
+        """Take new stamps of some names; None means that the name is gone."""
         if len(changes) > _FEW:
             whole = {os.fsencode(name): stamp for name, stamp in (self.of_all() | dict(changes)).items()}
             self._names = sorted([name for name, stamp in whole.items() if stamp is not None])
@@ -87,8 +87,9 @@ class Group:
 
 
 def _place(names: list[bytes], name: bytes) -> int:
-    """Where it is or would be. Not `bisect`: this is also read where few modules are."""
-    low, high = 0, len(names)
+    """Return where a name is or would be. Not by `bisect`: this code also runs where few modules are."""
+    low = 0
+    high = len(names)
     while low < high:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if names[middle] < name else (low, middle)
@@ -100,7 +101,7 @@ def _stamp_at(stamps: bytes | bytearray, at: int) -> bytes:
 
 
 def _differing(old: bytes | bytearray, new: bytes) -> Iterator[int]:
-    """Positions of stamps that differ: mostly few, so many are compared at once."""
+    """Return the positions of stamps that differ. Mostly few do, so many are compared at once."""
     block = _TOGETHER * STAMP.size
     for start in range(0, len(old), block):
         if old[start : start + block] != new[start : start + block]:
@@ -111,7 +112,7 @@ def _differing(old: bytes | bytearray, new: bytes) -> Iterator[int]:
 
 
 class Memory:
-    """The groups of all directories, by their paths below the workspace. None when nobody has looked yet."""
+    """The groups of all directories, by their paths below the workspace; None before the first look."""
 
     def __init__(self, groups: dict[str, Group] | None = None) -> None:
         self.groups = groups if groups is not None else {}
@@ -119,7 +120,7 @@ class Memory:
     def follow(self, told: Mapping[str, tuple[bool, bytes]], gone: Iterable[str]) -> None:
         """Take in what the next look found.
 
-        For each path whether it is a directory, and its stamp; and paths that are gone.
+        That is, for each path, whether it is a directory, and its stamp; and the paths that are gone.
         """
         changes: dict[str, dict[str, bytes | None]] = {}
         self.groups.setdefault("", Group([], b""))
@@ -135,7 +136,7 @@ class Memory:
             above, _, name = path.rpartition("/")
             changes.setdefault(above, {})[name] = stamp
         for path, some in changes.items():
-            if path in self.groups:  # else it went with all that was in it
+            if path in self.groups:  # otherwise it went with the directory around it
                 self.groups[path].change(some)
 
     def directories(self) -> dict[str, list[str]]:
@@ -149,7 +150,7 @@ class Memory:
 
 
 def pack(memory: Memory, digests: list[str], *, links: bool, top: bytes) -> bytes:
-    """Return a message to the worker. A worker that stayed remembers, and is sent an empty `memory`."""
+    """Return a message to the worker. A worker that stayed remembers, and gets an empty `memory`."""
     parts = [b"", _HEAD.pack(len(memory.groups), links, top)]
     for path, group in memory.groups.items():
         parts += group.pack(os.fsencode(path))
@@ -159,7 +160,7 @@ def pack(memory: Memory, digests: list[str], *, links: bool, top: bytes) -> byte
 
 
 class Known:
-    """A message to the worker, read."""
+    """A message to the worker, as the worker reads it."""
 
     def __init__(self, data: bytes) -> None:
         count, self.links, self.top = _HEAD.unpack_from(data)
@@ -183,7 +184,7 @@ class Known:
         return bool(self._digests)
 
     def holds(self, digest: str) -> bool:
-        """Whether the host has that content."""
+        """Return whether the host has that content."""
         if self._set is None:
             text = self._digests.decode()
             self._set = frozenset([text[at : at + DIGEST] for at in range(0, len(text), DIGEST)])

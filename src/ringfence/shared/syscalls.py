@@ -1,7 +1,7 @@
 """Owns the system calls Python lacks: namespaces, mounts, capabilities, Landlock, seccomp, raw clone.
 
-By the C module below `ctypes`, which itself is 4 ms of every cold start. All go through libc's `syscall`, and every
-argument as a 64-bit word: a bare Python int would be passed as a 32-bit C int with rubbish above it.
+They use the C module below `ctypes`, because `ctypes` takes 4 ms of every cold start. All go through libc's `syscall`,
+with every argument as a 64-bit word: a bare Python int would be passed as a 32-bit C int with rubbish above it.
 x86-64 numbers; the planner refuses other machines before this module is used.
 """
 
@@ -109,7 +109,7 @@ class _Int(Integer):
     _type_ = "i"
 
 
-class _Pointer(Integer):  # as an argument also bytes and None
+class _Pointer(Integer):  # bytes and None are accepted as arguments too
     _type_ = "P"
 
 
@@ -127,7 +127,7 @@ class _Call(_ctypes.CFuncPtr):
 
 
 class _CallWithGil(_ctypes.CFuncPtr):
-    """Keeps the GIL over the call: a clone must not happen without it."""
+    """A function that keeps the GIL over the call: a clone must not happen without the GIL."""
 
     _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO | _ctypes.FUNCFLAG_PYTHONAPI
     _restype_ = _Long
@@ -149,19 +149,19 @@ after_fork_in_child = _Notice(_ctypes.dlsym(_process, "PyOS_AfterFork_Child"))
 
 
 def with_gil(address: int) -> _CallWithGil:
-    """A function of machine code that lies there, called as `syscall` is."""
+    """Return the machine code at an address as a function, which is called as `syscall` is."""
     made = _CallWithGil(address)
     made.argtypes = _syscall.argtypes
     return made
 
 
 def address_of(data: bytes) -> int:
-    """Valid as long as `data` is."""
+    """Return the address of `data`, which is valid as long as `data` lives."""
     return int.from_bytes(memoryview(_Text(data)), "little")
 
 
 def raw_syscall(number: int, *words: int) -> int:
-    """Six arguments; the result as the kernel tells it, an error as a negative number. The GIL is kept."""
+    """Make a system call of six arguments, keeping the GIL. Return the kernel's result: an error is negative."""
     result: int = _syscall_with_gil(number, *words)
     return result if result >= 0 else -_ctypes.get_errno()
 
@@ -172,7 +172,7 @@ def _failed(what: str) -> OSError:
 
 
 def syscall(number: int, *args: object, what: str) -> int:
-    """`args`: integers, bytes (their address goes) and None."""
+    """Make a system call. `args`: integers, bytes (the address is passed) and None. Raises OSError."""
     result: int = _syscall(number, *args, *(0,) * (_WORDS - len(args)))
     if result < 0:
         raise _failed(what)
@@ -184,13 +184,13 @@ def high(fd: int) -> int:
     return syscall(_NR_FCNTL, fd, _F_DUPFD_CLOEXEC, 16, what="fcntl F_DUPFD_CLOEXEC")
 
 
-# Limits by their numbers: the module `resource` is one more file, which under gVisor takes 4 ms to load.
+# Limits by their numbers: loading the module `resource` takes 4 ms under gVisor.
 _NAMES = ("CPU", "FSIZE", "DATA", "STACK", "CORE", "RSS", "NPROC", "NOFILE", "MEMLOCK", "AS", "LOCKS", "SIGPENDING")
 RLIMITS = {name: number for number, name in enumerate((*_NAMES, "MSGQUEUE", "NICE", "RTPRIO", "RTTIME"))}
 
 
 def limits(name: str) -> tuple[int, int]:
-    """This process's own, soft and hard."""
+    """Return this process's own limit, soft and hard."""
     found = bytearray(16)
     syscall(NR_PRLIMIT, 0, RLIMITS[name], None, _ctypes.byref(_Unsigned.from_buffer(found)), what=f"getrlimit {name}")
     return int.from_bytes(found[:8], "little"), int.from_bytes(found[8:], "little")
@@ -234,13 +234,13 @@ def mount_setattr(fd: int, path: str, flags: int, *, add: int, idmap_fd: int = 0
 
 
 def open_tree_clone(path: str, *, at: int = AT_FDCWD) -> int:
-    """A detached copy of the mounts at `path`, with everything below it. An empty path: of what `at` is open on."""
+    """Return a detached copy of the mounts at `path` and below. An empty path means the file that `at` is open on."""
     flags = 1 | AT_RECURSIVE | os.O_CLOEXEC | (0 if path else AT_EMPTY_PATH)
     return syscall(_NR_OPEN_TREE, at, _path(path), flags, what=f"open_tree {path}")
 
 
 def move_mount(fd: int, target: str, *, at: int = AT_FDCWD) -> None:
-    """An empty target: onto what `at` is open on."""
+    """Move a mount to a target. An empty target means the file that `at` is open on."""
     flags = 4 if target else 4 | 0x40
     syscall(_NR_MOVE_MOUNT, fd, b"", at, _path(target), flags, what=f"move_mount {target}")
 
@@ -309,7 +309,7 @@ def open_unnamed_yet(folder: int, temporary: str) -> tuple[int, bool]:
 
     Return its descriptor and whether `temporary` is its name.
 
-    It has a name only on a file system without nameless files: elsewhere a kill in the middle leaves nothing.
+    The file has a temporary name only where the file system has no nameless files: elsewhere a kill leaves nothing.
     """
     flags = os.O_WRONLY | os.O_CLOEXEC
     try:
@@ -321,12 +321,12 @@ def open_unnamed_yet(folder: int, temporary: str) -> tuple[int, bool]:
 
 
 def punch_hole(fd: int, offset: int, size: int) -> None:
-    """Give the blocks there back to the file system; the file keeps its size."""
+    """Give a range of blocks back to the file system; the file keeps its size."""
     syscall(_NR_FALLOCATE, fd, 3, offset, size, what="fallocate")
 
 
 def close_all_but(kept: list[int]) -> None:
-    """Close every descriptor that a clone got along, but these and the standard streams."""
+    """Close every descriptor that a clone inherited, except these and the standard streams."""
     first = 3
     for fd in sorted({fd for fd in kept if fd >= first}):
         if fd > first:
@@ -336,7 +336,7 @@ def close_all_but(kept: list[int]) -> None:
 
 
 def close_from(first: int) -> None:
-    syscall(NR_CLOSE_RANGE, first, 0x7FFFFFFF, 0, what="close_range")  # gVisor takes it for signed
+    syscall(NR_CLOSE_RANGE, first, 0x7FFFFFFF, 0, what="close_range")  # gVisor reads the number as signed
 
 
 def prctl(option: int, value: int) -> None:
@@ -361,7 +361,7 @@ def become_subreaper() -> None:
 
 
 def new_session_keyring() -> None:
-    """An empty session keyring, so that the caller's keys stay with the caller (I07). ENOSYS: there are no keys."""
+    """Start an empty session keyring, so that no key of the caller is inside (I07). ENOSYS: there are no keys."""
     try:
         syscall(_NR_KEYCTL, 1, 0, what="keyctl join session keyring")
     except OSError:
@@ -369,10 +369,10 @@ def new_session_keyring() -> None:
 
 
 def capabilities() -> int:
-    """How many this kernel knows."""
+    """Return how many capabilities this kernel knows."""
     for capability in range(_MOST_CAPABILITIES):
         if _syscall(NR_PRCTL, _PR_CAPBSET_READ, capability, 0, 0, 0, 0) < 0:
-            return capability or _MOST_CAPABILITIES  # none at all: it does not know the question
+            return capability or _MOST_CAPABILITIES  # none at all: this kernel does not know the call
     return _MOST_CAPABILITIES
 
 
@@ -388,7 +388,7 @@ _MONITOR_KEEPS = (0, 5)  # CAP_CHOWN, CAP_KILL
 
 
 def keep_monitor_capabilities() -> None:
-    """Keep what the monitor needs as root: to signal the sandboxes' processes, and to give pipes to their users."""
+    """Keep what the monitor needs as root: signalling sandboxes' processes, giving pipes to their users."""
     for capability in range(64):
         if capability in _MONITOR_KEEPS:
             continue
@@ -407,7 +407,7 @@ class Filter:
     """A seccomp program as the kernel takes it, made before a fork for the children to install."""
 
     def __init__(self, program: bytes) -> None:
-        self._program = program  # lives as long as its address is in use
+        self._program = program  # kept as long as its address is in use
         self.header = struct.pack("HxxxxxxQ", len(program) // 8, address_of(program))
 
     def install(self) -> None:
@@ -444,11 +444,11 @@ def thread_id_address() -> int:
 
 
 def clone(flags: int, *, hooks: bool) -> tuple[int, int]:
-    """fork() with clone flags. Returns (pid as we see it, pidfd) here and (0, -1) in the child.
+    """Fork with clone flags. Return (pid as we see it, pidfd) here and (0, -1) in the child.
 
     Raw clone skips glibc's fork: the thread id that glibc keeps is set by the kernel at its address. The caller has one
-    thread, so of Python's own part of a fork only `hooks` are left, what modules asked to be told: `threading`,
-    `random`. That touches a hundred pages; it is for children in which a guest's code may run.
+    thread, so of Python's own part of a fork only `hooks` are left: functions that modules registered, such as
+    `threading` and `random`. Calling these touches a hundred pages; it is for children in which a guest's code may run.
     """
     pidfd = _Int(-1)
     flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | 17

@@ -1,10 +1,10 @@
 """Owns the tar format for both sides of a transfer: headers to write, and a strict reader that is fed bytes.
 
-The reader takes what GNU tar, bsdtar, git and Python write. What is not plainly right is `Refused`, with a word that
-says why (K01): nothing is guessed, and no name or number of an archive is used before it was checked.
+The reader takes what GNU tar, bsdtar, git and Python write. Anything else is `Refused`, with a word that says why
+(K01): nothing is guessed, and no name or number of an archive is used before it was checked.
 
-What a header says is read here for images too (`fields`, `pax_records`). Their reader, files/tarstream.py, is another
-one because it asks for bytes where this one is fed: it seeks over what it does not need, and undoes compression.
+Headers of images are parsed here too (`fields`, `pax_records`). The reader of images, images/tar_reader.py, is separate
+because it reads from a file, where this reader is fed: it seeks over what it does not need, and undoes compression.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _DEVICES = (b"3", b"4", b"6")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
 _EXTENSIONS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL)
 _MAX_EXTENSION = 1 << 16
-_MAX_RECORDS = 1_000  # of one PAX header
-MOST_EXTENSIONS = 8  # headers of headers before one entry: they are held until it comes
+_MAX_RECORDS = 1_000  # records of a PAX header
+MOST_EXTENSIONS = 8  # headers of headers before an entry, which are held in memory until it comes
 _MAX_PARTS = 4096
 _MAX_SIZE = 1 << 53
 _OCTAL_MOST = 8**11 - 1  # eleven octal digits: 8 GiB less one byte
 _HEADER = Struct("<100s8s16x12s12s8sc100s6s82x155s12x")  # name, mode, size, mtime, sum, flag, link, magic, prefix
-_NO_SUM = 8 * 0x20  # a header is summed up with blanks in place of the sum
+_NO_SUM = 8 * 0x20  # the sum of a header is made with blanks in place of the sum
 
 
 class Refused(Exception):  # noqa: N818  # what happened to the archive, and no fault of ours
@@ -46,7 +46,7 @@ class Refused(Exception):  # noqa: N818  # what happened to the archive, and no 
 
 
 class Member:
-    """An entry, as its header describes it. `parts` are checked: no `..`, nothing empty, not absolute."""
+    """An entry of an archive. `parts` is the checked name: no `..`, no empty part, not absolute."""
 
     __slots__ = ("kind", "link", "mode", "mtime", "name", "parts", "size")
 
@@ -92,7 +92,7 @@ def link_stays(parts: list[bytes], target: bytes) -> bool:
 
 
 def header(name: bytes, kind: str, *, size: int, mode: int, mtime: int, link: bytes = b"") -> bytes:
-    """What goes before an entry's bytes: GNU format, so that any name and any size fits."""
+    """Return what comes before an entry's bytes, in GNU format, so that any name and any size fits."""
     before = b""
     if len(name) > 100:
         before += _extension(_LONG_NAME, name)
@@ -124,13 +124,13 @@ def _block(name: bytes, flag: bytes, size: int, mode: int, mtime: int, link: byt
 
 
 class Reader:
-    """Fed with bytes, gives members and, for a file, exactly as many bytes as its header says.
+    """A reader that is fed with bytes and yields members, and of a file exactly as many bytes as its header says.
 
-    `feed` yields a Member; after that of a file views of its bytes, and None when they are complete.
+    `feed` yields a Member; after the member of a file it yields views of the bytes, and None when they are complete.
     """
 
     def __init__(self) -> None:
-        self._held = bytearray()  # of a header or an extension that is not complete
+        self._held = bytearray()  # bytes of a header or an extension that is not complete
         self._left = 0  # bytes of the file that is being read
         self._skip = 0  # padding
         self._extension: bytes | None = None
@@ -139,7 +139,7 @@ class Reader:
         self._name: bytes | None = None
         self._link: bytes | None = None
         self._pax: dict[bytes, bytes] = {}
-        self._extensions = 0  # before the entry that comes next
+        self._extensions = 0  # extensions before the next entry
 
     def feed(self, data: bytes) -> Iterator[Member | memoryview | None]:
         view = memoryview(data)
@@ -164,7 +164,7 @@ class Reader:
                     yield from self._complete(held)
 
     def finish(self) -> None:
-        """At the end of the stream. Raises Refused when that came too early."""
+        """Check, at the end of the stream, that the archive is complete. Raises Refused when it is not."""
         if self._left or self._held or self._extension is not None or not self._zeros:
             raise Refused("cut-short")
 
@@ -204,7 +204,8 @@ class Reader:
             self._extensions += 1
             if not 0 < size <= _MAX_EXTENSION or self._extensions > MOST_EXTENSIONS:
                 raise Refused("header", name)
-            self._extension, self._wanted = flag, size
+            self._extension = flag
+            self._wanted = size
             return
         if flag in _DEVICES:
             raise Refused("device", name)
@@ -213,7 +214,7 @@ class Reader:
             raise Refused("sparse" if flag == b"S" else "type", name)
         size = decimal(self._pax[b"size"]) if b"size" in self._pax else size
         if kind == FILE and name.endswith(b"/"):
-            kind = DIRECTORY  # as the first tar wrote them
+            kind = DIRECTORY  # a name with a slash, as the first tar wrote directories
         if kind != FILE and size:
             raise Refused("size", name)
         if b"mtime" in self._pax:
@@ -239,7 +240,7 @@ class Reader:
 
 
 def fields(block: bytes, total: Callable[[bytes], int] = sum) -> Fields:
-    """What a header's block says: flag, name, mode, size, mtime, link. `total` adds up its bytes. Raises Refused."""
+    """Return a header's fields: flag, name, mode, size, mtime, link. `total`: the sum of its bytes. Raises Refused."""
     name, mode, size, mtime, check, flag, link, magic, prefix = _HEADER.unpack(block)
     if check[0] >= 0x80 or number(check) != total(block) - sum(check) + _NO_SUM:
         raise Refused("not-tar")
@@ -274,20 +275,20 @@ def _no_number() -> int:
 
 
 def decimal(text: bytes) -> int:
-    """A number in a PAX header."""
+    """Return a number of a PAX header."""
     if not text.isdigit() or len(text) > 16 or int(text) > _MAX_SIZE:
         raise Refused("number")
     return int(text)
 
 
 def pax_time(text: bytes) -> int:
-    """Whole seconds; 0 for a time before 1970."""
+    """Return whole seconds; 0 for a time before 1970."""
     whole = text.partition(b".")[0]
     return 0 if whole.startswith(b"-") else decimal(whole)
 
 
 def pax_records(data: bytes) -> dict[bytes, bytes]:
-    """`length key=value\\n`, one after the other, and nothing else but NULs at the end."""
+    """Return the records `length key=value\\n`, which follow each other; only NULs may come after them."""
     records: dict[bytes, bytes] = {}
     at = 0
     while at < len(data) and (data[at] or data[at:].strip(b"\0")):

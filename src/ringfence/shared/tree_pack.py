@@ -1,6 +1,6 @@
 """Owns how a tree is walked and put into a tar stream, on either side: by descriptors, no link followed.
 
-Nothing here opens an absolute path; who calls holds the top directory open.
+No function here opens an absolute path: the caller has the top directory open.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_MOST_IN_FOLDER = 1 << 26  # bytes of names: half a million of sixty characters
-_BESIDE = 64  # what a name is charged beyond its bytes
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # removed or replaced while we walk
+_MOST_IN_FOLDER = 1 << 26  # bytes of names: half a million names of sixty characters
+_BESIDE = 64  # the charge for a name besides its bytes
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # removed or replaced during the walk
 
 
 class Found:
-    """An entry of a walk. `directory` is open until the next entry is asked for."""
+    """An entry of a walk. `directory` is open until the next entry is read."""
 
     __slots__ = ("directory", "info", "name", "path")
 
@@ -46,7 +46,7 @@ class Body:
 
 
 class Caps:
-    """The most that one transfer may hold. None: what the file system takes."""
+    """The most that a transfer may hold. None: as much as the file system takes."""
 
     def __init__(self, most_bytes: int | None, most_files: int | None) -> None:
         self._bytes = most_bytes
@@ -55,7 +55,7 @@ class Caps:
         self.files = 0
 
     def count(self, size: int, path: bytes) -> None:
-        """Before anything of an entry is taken. Raises Refused (F21, A26)."""
+        """Count an entry before any byte of it is taken. Raises Refused (F21, A26)."""
         self.bytes += size
         self.files += 1
         if self._bytes is not None and self.bytes > self._bytes:
@@ -65,7 +65,7 @@ class Caps:
 
 
 def descend(top: int, path: bytes) -> int:
-    """A directory below another, step by step, no link on the way followed."""
+    """Open a directory below another, step by step, following no link."""
     cursor = Cursor(top)
     try:
         return os.dup(cursor.go([part for part in path.split(b"/") if part]))
@@ -74,10 +74,10 @@ def descend(top: int, path: bytes) -> int:
 
 
 def walk(top: int, *, skip_closed: bool = False) -> Iterator[Found]:
-    """Everything below an open directory, sorted, parents first; links are told and not followed.
+    """Yield everything below an open directory, sorted, parents first. Links are reported and not followed.
 
-    Without recursion and with few descriptors, whatever the tree (A27). What goes while we look is left out.
-    `skip_closed`: so are folders that may not be read.
+    Works without recursion and with few descriptors, whatever the tree (A27). What is removed meanwhile is left out.
+    `skip_closed`: folders that may not be read are left out too.
     """
     passed = (*_GONE, errno.EACCES) if skip_closed else _GONE
     cursor = Cursor(top)
@@ -111,7 +111,8 @@ def walk(top: int, *, skip_closed: bool = False) -> Iterator[Found]:
 
 def _names(directory: int, prefix: bytes) -> list[bytes]:
     """Return the sorted names in a folder. Raise Refused for very many: all names are held in memory (O22)."""
-    names, left = [], _MOST_IN_FOLDER
+    names = []
+    left = _MOST_IN_FOLDER
     with os.scandir(directory) as entries:
         for name in map(os.fsencode, (entry.name for entry in entries)):
             names.append(name)
@@ -141,7 +142,8 @@ def tar_file(fd: int, name: bytes, caps: Caps) -> Iterator[bytes | Body]:
 
 
 def _entry(found: Found, caps: Caps) -> Iterator[bytes | Body]:
-    mode, mtime = found.info.st_mode, int(found.info.st_mtime)
+    mode = found.info.st_mode
+    mtime = int(found.info.st_mtime)
     if stat.S_ISDIR(mode):
         caps.count(0, found.path)
         yield header(found.path + b"/", DIRECTORY, size=0, mode=mode, mtime=mtime)
@@ -162,7 +164,7 @@ def _entry(found: Found, caps: Caps) -> Iterator[bytes | Body]:
 
 
 def opened(found: Found) -> int | None:
-    """Open a found file for reading; None when the file is gone. Raise when no regular file is there now (A24, C02)."""
+    """Open a found file for reading; None when the file is gone. Raises when it is no regular file now (A24, C02)."""
     try:
         fd = os.open(found.name, _FILE, dir_fd=found.directory)
     except FileNotFoundError:

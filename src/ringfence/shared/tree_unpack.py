@@ -1,8 +1,8 @@
-"""Owns how a tar stream becomes files, on either side: below a directory that is held open, no link followed.
+"""Makes files of a tar stream, on either side: below an open directory, following no link.
 
-Everything is made in a staging folder first, which nobody else fills, and moved to its place at the end: an archive
-that is refused leaves nothing. Every name is created anew (O_EXCL), so that two names that are one to the file system
-are refused as well (K03), and nothing is ever written through a link, a device or a file that was there (K01, K04).
+Everything is made in a staging folder first, which no other process fills, and moved to its place at the end: a refused
+archive leaves nothing. Every name is created anew (O_EXCL), so that two names which are one to the file system are
+refused as well (K03), and nothing is ever written through a link, a device or a file that was there (K01, K04).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _HOLE = 4096
 
 
 class Rules:
-    """What a planter lets in."""
+    """The rules of what a planter accepts."""
 
     def __init__(self, *, any_link: bool, hard_links: bool, exact_modes: bool) -> None:
-        self.any_link = any_link  # links may say what they like: they are for the guest alone
+        self.any_link = any_link  # links may lead anywhere, because they are for the guest alone
         self.hard_links = hard_links
-        self.exact_modes = exact_modes  # whatever the umask
+        self.exact_modes = exact_modes  # set modes whatever the umask
 
 
 class Planter:
@@ -55,7 +55,7 @@ class Planter:
             self._file = -1
 
     def add(self, member: Member) -> None:
-        """A file's bytes follow by `write`, then `end_file`."""
+        """Make an entry. A file's bytes follow by `write`, then `end_file`."""
         self._caps.count(member.size, member.name)
         if member.kind == DIRECTORY:
             self._go_to(member.parts, member.mode)
@@ -65,7 +65,8 @@ class Planter:
         try:
             if member.kind == FILE:
                 self._file = os.open(name, _NEW, member.mode, dir_fd=directory)
-                self._member, self._hole = member, False
+                self._member = member
+                self._hole = False
             elif member.kind == SYMLINK:
                 self._symlink(member, name, directory)
             else:
@@ -75,7 +76,9 @@ class Planter:
 
     def write(self, view: memoryview) -> None:
         self.written += len(view)
-        if len(view) >= _HOLE and view == _ZEROS[: len(view)]:  # a sparse file stays one; memcmp ends at the first byte
+        if (
+            len(view) >= _HOLE and view == _ZEROS[: len(view)]
+        ):  # a sparse file stays sparse; memcmp ends at the first byte
             os.lseek(self._file, len(view), os.SEEK_CUR)
             self._hole = True
             return
@@ -100,7 +103,7 @@ class Planter:
         os.symlink(member.link, name, dir_fd=directory)
 
     def _hard_link(self, member: Member, name: bytes, directory: int) -> None:
-        """To a file that this archive has made before, and to nothing else."""
+        """Make a hard link to a file that this archive has made before. Other targets are refused."""
         if not self._rules.hard_links:
             raise Refused("hard-link", member.name)
         old = safe_parts(member.link)
@@ -131,7 +134,7 @@ class Planter:
         try:
             os.mkdir(parts[index], (mode | 0o700) & 0o777, dir_fd=fd)
             made = True
-        except (FileExistsError, FileNotFoundError):  # the second is gVisor's word for a link that leads nowhere
+        except (FileExistsError, FileNotFoundError):  # the second is what gVisor says of a link that leads nowhere
             made = False
         try:
             below = tree_walk.enter(fd, parts, index)
@@ -145,7 +148,7 @@ class Planter:
 
 
 class Unpacker:
-    """A tar stream into a planter. `feed` what comes, then `finish`."""
+    """An unpacker of a tar stream into a planter. `feed` what comes, then `finish`."""
 
     def __init__(self, planter: Planter, on_member: Callable[[Member], None] | None = None) -> None:
         self._reader = Reader()
@@ -174,16 +177,18 @@ class Unpacker:
 def merge(stage: int, target: int) -> None:
     """Move everything below `stage` to `target`: folders are joined, files replaced, links moved as links.
 
-    Looked at first, so that a file where a folder is to be stops it before anything moved.
+    All names are checked first, so that a file in the place of a folder stops this before anything has moved.
     """
     for step in (_check, _move):
-        source, into = tree_walk.Cursor(stage), tree_walk.Cursor(target)
+        source = tree_walk.Cursor(stage)
+        into = tree_walk.Cursor(target)
         pending = [tree_walk.TOP]
         try:
             while pending:
                 folder = pending.pop()
-                here, there = source.go(folder.parts()), into.go(folder.parts())
-                with os.scandir(here) as entries:  # one after the other: how many there are is the archive's to choose
+                here = source.go(folder.parts())
+                there = into.go(folder.parts())
+                with os.scandir(here) as entries:  # one after the other: the archive decides how many there are
                     names = map(os.fsencode, (entry.name for entry in entries))
                     pending += [tree_walk.Folder(folder, name) for name in names if step(name, here, there)]
         finally:
@@ -192,7 +197,7 @@ def merge(stage: int, target: int) -> None:
 
 
 def _check(name: bytes, source: int, into: int) -> bool:
-    """Whether both are folders. Raises when only one is."""
+    """Return whether both are folders. Raises when only one is."""
     new = stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode)
     try:
         info = os.stat(name, dir_fd=into, follow_symlinks=False)

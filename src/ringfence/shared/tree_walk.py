@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 RESOLVE_BELOW = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS
 _NAMES = 1000
-_KEPT = 100  # descriptors, of the 1024 or fewer that a process may have
+_KEPT = 100  # open descriptors, of the 1024 or fewer that a process may have
 _STEP = 1000  # characters of a path, at most 4 bytes each: the kernel takes 4095
 
 
 def below(directory: int, path: str) -> int:
-    """A directory below another, no link on the way followed. Long paths go in steps that the kernel takes."""
+    """Open a directory below another, following no link. Long paths go in steps that the kernel takes."""
     fd = os.dup(directory)
     while path:
         step, path = _first_step(path)
@@ -43,17 +43,18 @@ def _first_step(path: str) -> tuple[str, str]:
 
 
 class Chain:
-    """Directories below a top, each opened when asked for. A directory near the last one asked for is cheap.
+    """Directories below a top, each opened on demand. A directory near the last one is cheap.
 
-    Without it every directory would be looked up from the top: in a tree that is one long path, all of it each time.
+    Without a chain every directory would be looked up from the top: in a tree that is one long path, the whole path
+    each time.
     """
 
     def __init__(self, top: int) -> None:
         self._top = top
-        self._open: list[tuple[str, int]] = []  # each below the one before it
+        self._open: list[tuple[str, int]] = []  # each directory is below the one before
 
     def directory(self, path: str) -> int:
-        """The directory at `path`. It belongs to the chain: not to be closed, and good until the next call."""
+        """Return the directory at `path`. It belongs to the chain: do not close it; it is valid until the next call."""
         while self._open and not f"{path}/".startswith(f"{self._open[-1][0]}/"):
             os.close(self._open.pop()[1])
         if not path:
@@ -74,17 +75,17 @@ class Chain:
         return fd
 
     def close(self) -> None:
-        """The top one as well."""
+        """Close all directories, the top too."""
         for _, fd in self._open:
             os.close(fd)
         os.close(self._top)
 
 
 def remove_tree(directory: int, name: str) -> None:
-    """Without recursion and with few descriptors open, so that a tree of any depth goes (A27).
+    """Remove a tree, without recursion and with few descriptors open, so that any depth works (A27).
 
-    A directory that lies deeper is moved up beside the top one, then emptied in its turn. Where it cannot be moved, as
-    one of the lower layer of an overlay, it is emptied in its place.
+    A deeper directory is moved up beside the top directory, then emptied in its turn. If it cannot be moved, as in the
+    lower layer of an overlay, it is emptied in its place.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     pending = [name]
@@ -113,7 +114,7 @@ def remove_tree(directory: int, name: str) -> None:
 
 
 def _remove_in_place(directory: int, name: str) -> None:
-    """A tree of which nothing can be moved. It is as deep as some folder of the host's, and costs more with depth."""
+    """Remove a tree of which nothing can be moved: it is as deep as a folder of the host, and costs more with depth."""
     chain = Chain(os.dup(directory))
     pending = [(name, False)]
     try:
@@ -136,7 +137,7 @@ def _remove_in_place(directory: int, name: str) -> None:
 
 
 def _some_names(directory: int) -> list[str]:
-    """The first of them: how many there are is a guest's to choose (O22)."""
+    """Return the first names: a guest decides how many there are (O22)."""
     with os.scandir(directory) as entries:
         return [entry.name for entry, _ in zip(entries, range(_NAMES), strict=False)]
 
@@ -144,14 +145,16 @@ def _some_names(directory: int) -> list[str]:
 def count(path: str) -> tuple[int, int]:
     """Return how many bytes and names a tree has. A directory that cannot be read counts as one name."""
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    pending, used, names = [""], 0, 0
+    pending = [""]
+    used = 0
+    names = 0
     seen: set[int] = set()  # files with several names
     while pending:
         prefix = pending.pop()
         try:
             directory = below(top, prefix)
         except OSError:
-            continue  # gone meanwhile, or shut
+            continue  # gone meanwhile, or not readable
         with os.scandir(directory) as entries:
             for entry in entries:
                 info = entry.stat(follow_symlinks=False)
@@ -166,15 +169,18 @@ def count(path: str) -> tuple[int, int]:
 
 
 def make_usable(name: str, directory: int) -> None:
-    """Give a directory's owner all rights: without them it can be neither read nor moved.
+    """Give a directory's owner all rights, which reading and moving need.
 
-    Others' directories are left.
+    Directories of other owners are left.
     """
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.chmod(f"/proc/self/fd/{fd}", 0o700)
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOVERFLOW):  # the second: an owner that this sandbox does not have
+        if error.errno not in (
+            errno.EPERM,
+            errno.EOVERFLOW,
+        ):  # the second is for an owner that this sandbox does not have
             raise
     finally:
         os.close(fd)
@@ -186,7 +192,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def enter(directory: int, parts: list[bytes], index: int) -> int:
-    """The next directory on a way, open."""
+    """Open the next directory on a way."""
     if not syscalls.has_openat2():
         openat.refuse_link(directory, parts[index])
     return os.open(parts[index], _DIRECTORY, dir_fd=directory)
@@ -195,8 +201,8 @@ def enter(directory: int, parts: list[bytes], index: int) -> int:
 class Folder:
     """A directory below a top: its name, and the directory above.
 
-    A walk keeps one of these for each directory that it is still to see. As whole paths they would come to their number
-    times their depth, and a guest chooses both (O22).
+    A walk keeps such an object for each directory that it is still to see. Whole paths would take their number times
+    their depth, and a guest decides both (O22).
     """
 
     __slots__ = ("_above", "_name")
@@ -218,11 +224,11 @@ TOP = Folder(None, b"")
 
 
 class Cursor:
-    """A place in the tree below a top directory: moves step by step, follows no link, at any depth.
+    """A place in the tree below a top directory. It moves step by step, follows no link, at any depth.
 
-    `fd` is the directory where the cursor stands, until it moves. Up goes by `..`, and only where the directory above
-    is the very one that the cursor came by: a tree that is moved meanwhile leads nowhere else (C01). A walk therefore
-    costs its number of directories, not that number times their depth (A27).
+    `fd` is the directory of the cursor, until it moves. The way up goes by `..`, and only if the directory above is the
+    one that the cursor came from: a tree that is moved meanwhile leads nowhere else (C01). A walk therefore costs its
+    number of directories, not that number times their depth (A27).
     """
 
     def __init__(self, top: int) -> None:
@@ -235,7 +241,7 @@ class Cursor:
         os.close(self.fd)
 
     def go(self, parts: list[bytes], step: Callable[[int, list[bytes], int], int] = enter) -> int:
-        """Stand in the directory `parts` below the top. Raises what `step` raises, and stands where that failed."""
+        """Move to the directory `parts` below the top. Raises what `step` raises, and stays where that failed."""
         shared = 0
         for here, there in zip(self._parts, parts, strict=False):
             if here != there:
@@ -254,7 +260,7 @@ class Cursor:
     def _up(self) -> None:
         try:
             above = os.open(b"..", _DIRECTORY, dir_fd=self.fd)
-        except OSError:  # closed to us, or removed under us
+        except OSError:  # not readable, or removed meanwhile
             self._restart()
             return
         if _identity(above) != self._ids[-2]:

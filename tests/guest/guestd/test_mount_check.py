@@ -40,4 +40,4 @@ def test_a_mount_below_var_tmp_is_known_by_the_name_it_has_inside(
 
 def test_a_mount_under_the_other_name_of_one_that_is_there_was_not_asked_for(tmp_path: Path) -> None:
     said = told(tmp_path, ["/var/tmp/work", "/tmp/work"], ["/var/tmp/work"])
-    assert said == "/tmp/work is a mount that nobody asked for"
+    assert said == "/tmp/work is a mount that was not requested"

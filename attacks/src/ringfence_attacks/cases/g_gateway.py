@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 
 from ringfence import Network, Policy, Rule
-from ringfence.gateway import budget, dial, dns, interfaces, proxy, registration, rules, socks, tunnel
+from ringfence.gateway import budget, dial, dns, interfaces, proxy, registration, rules, tunnel
 from ringfence.gateway import dns as resolving
 from ringfence.gateway.http import request
 from ringfence.gateway.service import service
@@ -254,7 +254,7 @@ def nul_in_socks(arm: Arm) -> Seen:
     """A proxy of another project was broken this way: the suffix matched, and the resolver read up to the NUL."""
     listener = arm.listen_tcp()
     _internet(arm, {"evil.test": _LOOPBACK})
-    _careless(arm, socks, "canonical_host", str.lower)
+    _careless(arm, proxy, "canonical_host", str.lower)
     code = _GUEST + (
         "name = b'evil.test\\0.web.test'\n"
         "request = b'\\5\\1\\0\\3' + bytes([len(name)]) + name + port.to_bytes(2, 'big')\n"

@@ -16,8 +16,7 @@ from ringfence.backends.process.box import START_S, ProcessBox
 from ringfence.backends.process.zygote import Template, Zygote
 from ringfence.errors import RingfenceError, SandboxError, StartTimeoutError, UnsupportedError
 from ringfence.host import lifecycle, uids, zygote_start
-from ringfence.host.cgroups.find import GroupLimits
-from ringfence.host.facts import found_tree
+from ringfence.host.cgroups.find import GroupLimits, find_or_delegable
 from ringfence.shared import fast_stdlib
 from ringfence.shared.framing import OURS, RESERVE
 
@@ -210,7 +209,7 @@ class Pool:
     """The sandboxes of one library process and interpreter. Safe from several threads."""
 
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...]) -> None:
-        self.tree: Tree | None = found_tree()
+        self.tree: Tree | None = find_or_delegable()
         self.hits = self.misses = 0
         self._python = {"sys_path": interpreter.sys_path, "executable": interpreter.command}
         self._lock = _thread.allocate_lock()

@@ -1,6 +1,6 @@
 """HTTP/1.1 through the gateway: each request is parsed, checked, written anew and answered before the next is read.
 
-Nothing of the guest's bytes is passed on as it stands, so nothing can be smuggled in it (G12). Bodies stream, in
+No byte of the guest's head is passed on unparsed, so that nothing can be smuggled (G12). Bodies stream, in
 both directions at once. Messages of h11 may quote a header: they are never shown (I03).
 """
 
@@ -77,8 +77,8 @@ class KeptServer:
 
 
 IDLE_S = 120.0  # between two requests
-HEAD_S = 30.0  # for a whole head, however slowly it drips
-_WATCH_S = 1.0  # how often a client that waits for its answer is looked at
+HEAD_S = 30.0  # for a whole head, however slowly it comes
+_WATCH_S = 1.0  # how often a client that waits for its answer is checked
 _LAST_WORD_S = 5.0
 _LINGER_S = 1.0
 _FIRST = asyncio.FIRST_COMPLETED
@@ -92,7 +92,7 @@ _UNREADABLE = Target("(malformed request)", 0, None)
 
 
 class Closed(Exception):  # noqa: N818  # an end, not an error
-    """The connection is over, and all that could be said has been said."""
+    """The connection is over, and nothing more can be sent."""
 
 
 async def serve_http1(guest: ByteStream, route: Route) -> None:
@@ -244,7 +244,7 @@ class _Exchange:
             self._count_up(len(data))
 
     async def _give_turn(self) -> None:
-        """Let other connections go on now and then. Called before each event is asked of h11."""
+        """Let other connections run now and then. Called before each event that is read from h11."""
         self._events += 1
         if self._events % _EVENTS_A_TURN == 0:
             await asyncio.sleep(0)
@@ -284,7 +284,7 @@ class _Exchange:
                     raise ConnectionResetError
             await answer
             if not body.done() or body.exception() is not None:
-                # Answered early: the end of the body may be half sent, and what came next would be read as part of it.
+                # Answered early: the body may be half sent, and the server would read the next request as a part of it.
                 self._server.close()
         finally:
             for task in (body, answer):
@@ -328,7 +328,7 @@ class _Exchange:
                 if tail := scrubber.end():
                     await self._answer(h11.Data(data=tail))
                 trailers = _masked(forms, event)
-                self._finish(None)  # before the client can know that it is over
+                self._finish(None)  # before the client can see the end
                 await self._answer(h11.EndOfMessage(headers=trailers if self._is_chunked else []))
                 self._after()
                 return
@@ -349,7 +349,7 @@ class _Exchange:
         if type(event) is h11.Response:
             self._answered = True
             self._is_chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
-            self._held = self._above.send(event) or b""  # goes with what follows, if that is there already
+            self._held = self._above.send(event) or b""  # sent together with the body, if that has come already
             return
         data = self._held + (self._above.send(event) or b"")
         self._held = b""
@@ -374,7 +374,8 @@ class _Exchange:
         headers = _masked(forms, event)
         await self._answer(h11.InformationalResponse(status_code=101, headers=headers, reason=b"Switching Protocols"))
         self._answered = True
-        early, rest = self._above.trailing_data[0], self._below.trailing_data[0]
+        early = self._above.trailing_data[0]
+        rest = self._below.trailing_data[0]
         self._count_up(len(early))  # the rest was counted when it came
         frames = WebsocketFrames(forms) if forms else None
         up = asyncio.create_task(_copy(self._guest, stream, early, None, self._count_up))
@@ -413,7 +414,7 @@ class _Exchange:
         """End the exchange because the guest or the server is gone, or the server does not speak HTTP."""
         refusal = Refusal("net.broken", "the connection broke off in the middle of a request", verdict="failed")
         if self._entry is None or self._guest.is_gone() or (self._server.is_reused and not self._came):
-            # The server closed a kept connection, and the request may not be repeated: the client sees just that.
+            # The server closed a kept connection, and the request must not be repeated: the client sees it closed.
             self._finish(refusal)
             raise Closed
         self._server.close()
@@ -423,7 +424,7 @@ class _Exchange:
         """Answer with the refusal instead of a response; raise Closed where no answer is possible any more."""
         self._finish(refusal)
         if self._pumps:
-            self._server.close()  # its own answer may still come: not to the next request
+            self._server.close()  # its answer may still come, and must not answer the next request
         if self._answered or self._above.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             raise Closed
         body = refusal_body(refusal)
@@ -441,7 +442,7 @@ class _Exchange:
             await self._linger()
 
     async def _linger(self) -> None:
-        """Read what still comes: a socket closed over unread bytes would take our answer with it. Raises Closed."""
+        """Read what still comes: closing a socket with unread bytes would discard our answer. Raises Closed."""
         left = _MOST_DRAINED
         try:
             while left > 0 and (data := await self._guest.receive(_LINGER_S)):

@@ -1,6 +1,6 @@
 """HTTP/2 through the gateway: a connection on each side, and every stream is a request that is checked by itself.
 
-Memory is bounded by windows: what one side sends is acknowledged only when the other has taken it. Floods of
+Memory is bounded by windows: what a side sends is acknowledged only when the other side has taken it. Floods of
 resets, pings, settings, header frames and header tables end the connection (rapid reset, CONTINUATION, HPACK bombs).
 """
 
@@ -47,7 +47,7 @@ _RESETS_AT_ONCE, _RESETS_PER_S = 100.0, 10.0
 _FRAME_HEAD = 9
 _PREFACE = 24  # what a client says before its first frame
 _FRAMES_A_TURN = 8
-# The most a decoded header block may be: both tables once, and so many times what the block itself writes out.
+# The most that a decoded header block may be: both tables once, and so many times the size of the block.
 _TABLES, _WRITTEN = 8192, 4
 _OWN_TABLE = 4096  # of our encoder: a peer may offer more, up to 4 GiB
 
@@ -74,7 +74,7 @@ class _HpackSilence(logging.Filter):
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Silence hpack in this thread, for our headers alone: the caller's own use of hpack is logged as ever."""
+        """Silence hpack in this thread, for our headers alone. The caller's own use of hpack is still logged."""
         self._thread.is_ours = True
         try:
             yield
@@ -86,7 +86,7 @@ _HPACK_SILENCE = _HpackSilence()
 
 
 class _Decoder(hpack.Decoder):
-    """Ends the connection over a block that names entries of the table again and again: 30 bytes stood for 60,000."""
+    """A decoder that refuses a block which repeats table entries without end: 30 bytes could mean 60,000."""
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[hpack.HeaderTuple]:
         self.max_header_list_size = min(LARGEST_HEAD, _TABLES + _WRITTEN * len(data))
@@ -95,7 +95,7 @@ class _Decoder(hpack.Decoder):
 
 
 class _Encoder(hpack.Encoder):
-    """Remembers little, whatever the peer has room for: every entry is our memory, and is searched for each header."""
+    """An encoder with a small table, whatever the peer allows: entries cost memory and are searched for each header."""
 
     @property
     def header_table_size(self) -> int:
@@ -115,7 +115,7 @@ class _Encoder(hpack.Encoder):
 
 
 class _FrameTurns:
-    """Cuts what comes from a peer every few frames: the loop serves every sandbox, and frames may be small and many."""
+    """Cuts the bytes of a peer every few frames: the loop serves every sandbox, and frames may be small and many."""
 
     def __init__(self, before_frames: int) -> None:
         self._left = before_frames  # until the next frame begins
@@ -124,7 +124,9 @@ class _FrameTurns:
 
     def cut(self, data: bytes) -> list[bytes]:
         """Return `data` in parts, between which other connections have their turn. The last part may be empty."""
-        parts, start, at = [], 0, 0
+        parts = []
+        start = 0
+        at = 0
         while at < len(data):
             if self._left:
                 step = min(self._left, len(data) - at)
@@ -150,11 +152,12 @@ class Side:
         config = h2.config.H2Configuration(client_side=is_client, header_encoding=False)
         self.stream = stream
         self.http = h2.connection.H2Connection(config)
-        self.http.decoder, self.http.encoder = _Decoder(), _Encoder()
+        self.http.decoder = _Decoder()
+        self.http.encoder = _Encoder()
         self.turns = _FrameTurns(0 if is_client else _PREFACE)
         self._noise = Bucket(_NOISE_PER_S, _NOISE_AT_ONCE)
         self._resets = Bucket(_RESETS_PER_S, _RESETS_AT_ONCE)
-        self.has_said_why = False  # the last frame is made
+        self.has_said_why = False  # whether the last frame, with the reason, is made
         self._sending = asyncio.Lock()
 
     def begin(self, most_streams: int) -> None:
@@ -185,18 +188,20 @@ class Side:
 
     async def flush(self) -> None:
         """Send what h2 has made."""
-        async with self._sending:  # taken inside: frames go out in the order they were made
+        async with self._sending:  # taken inside: frames go out in the order in which they were made
             data = self.http.data_to_send()
             if data:
                 await self.stream.send(data)
 
 
 class Flow:
-    """The bytes of a stream in one direction, which wait between their source and their sink."""
+    """The bytes of a stream in one direction, on the way from source to sink."""
 
     def __init__(self, source: Side, source_id: int, sink: Side, sink_id: int, scrubber: Scrubber | None) -> None:
-        self._source, self._source_id = source, source_id
-        self._sink, self._sink_id = sink, sink_id
+        self._source = source
+        self._source_id = source_id
+        self._sink = sink
+        self._sink_id = sink_id
         self._scrubber = scrubber
         self._waiting = bytearray()
         self._owed = 0  # received and not yet acknowledged
@@ -260,7 +265,7 @@ _REQUEST_PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 
 
 class _Pair:
-    """A request: its log entry, and its flow each way."""
+    """A request: the log entry, and a flow each way."""
 
     def __init__(self, entry: LogEntry, up: Flow, down: Flow) -> None:
         self.entry = entry
@@ -286,7 +291,7 @@ class _Http2Connection:
         self._uplink = connection.uplink
         self._forms: Forms = connection.uplink.vault.forms(target)
         self._pairs: dict[int, _Pair] = {}  # by the guest's stream
-        self._above: dict[int, int] = {}  # the guest's stream, by the server's
+        self._above: dict[int, int] = {}  # the guest's stream, by the server's stream
         self._below: dict[int, int] = {}
         self._unwanted: dict[int, int] = {}  # by the guest's stream: how much of an unwanted body may still come
         self._leaves = False  # one side will take no more streams
@@ -349,7 +354,7 @@ class _Http2Connection:
                 _close(side, _Code.ENHANCE_YOUR_CALM)
                 return
             except h2.exceptions.ProtocolError:
-                side.has_said_why = True  # h2 has written it into what is sent last; its message may quote a header
+                side.has_said_why = True  # h2 has made the last frame; the error's text may quote a header
                 return
 
     def _handle(self, handle: Callable[[h2.events.Event], None], side: Side, event: h2.events.Event) -> None:
@@ -364,7 +369,7 @@ class _Http2Connection:
                 self._drop(above, _Code.CANCEL)
 
     async def _watch(self) -> None:
-        """Wait until nothing was asked for, and nothing came, for a while."""
+        """Wait until there was no request and no byte for a while."""
         while self._pairs or time.monotonic() - self._active_at < IDLE_S:  # noqa: ASYNC110  # it is time that passes
             await asyncio.sleep(_WATCH_S)
 
@@ -398,7 +403,8 @@ class _Http2Connection:
                 self._common(self._guest, event)
 
     def _request(self, event: h2.events.RequestReceived) -> None:
-        stream_id, has_body = event.stream_id, event.stream_ended is None
+        stream_id = event.stream_id
+        has_body = event.stream_ended is None
         if self._leaves:
             self._guest.http.reset_stream(stream_id, _Code.REFUSED_STREAM)
             return
@@ -421,7 +427,7 @@ class _Http2Connection:
         request.check_header_block(headers)
         asked = RequestHead(pseudo[b":method"], pseudo[b":path"], pseudo[b":authority"], tuple(headers), has_body)
         lengths = asked.all_of(b"content-length")
-        # A server behind that writes it in HTTP/1.1 would take the next client's request for its body.
+        # A server that translates this to HTTP/1.1 would take the next client's request for the body.
         if not has_body and any(value.strip(b"0") for value in lengths):
             raise request.malformed("it says a length and has no body")
         if len(lengths) > 1 or not all(value.isdigit() for value in lengths):
@@ -450,7 +456,8 @@ class _Http2Connection:
         up.is_done = not has_body
         down = Flow(self._server, below, self._guest, stream_id, self._forms.stream() if self._forms else None)
         self._pairs[stream_id] = _Pair(entry, up, down)
-        self._above[below], self._below[stream_id] = stream_id, below
+        self._above[below] = stream_id
+        self._below[stream_id] = below
 
     def _refuse(self, stream_id: int, entry: LogEntry, refusal: Refusal, *, has_body: bool) -> None:
         status = status_of(refusal)
@@ -566,7 +573,7 @@ class _Http2Connection:
             case h2.events.ConnectionTerminated():
                 self._leaves = True
             case _:
-                side.count_noise()  # pings, priorities, frames nobody knows
+                side.count_noise()  # pings, priorities, unknown frames
 
     def _pump_into(self, side: Side, stream_id: int) -> None:
         """Send what fits now that a window of `side` grew: of a stream, or with 0 of the connection."""
@@ -595,10 +602,11 @@ class _Http2Connection:
             self._unwanted[above] = _MOST_DRAINED
 
     def _drop(self, above: int, code: _Code) -> None:
-        """End a request whose answer the guest does not want any more."""
+        """End a request whose answer the guest no longer wants."""
         if above not in self._pairs:
             return
-        pair, below = self._pairs[above], self._below[above]
+        pair = self._pairs[above]
+        below = self._below[above]
         self._forget(above)
         _reset(self._server, below, code)
         refusal = Refusal("net.cancelled", "the client cancelled the request", verdict="failed")

@@ -36,9 +36,9 @@ async def intercept(connection: Connection, target: Target) -> None:
     try:
         await _intercept(guest, target, connection)
     except (OSError, TimeoutError):
-        pass  # the guest is gone, or took nothing; what was asked for stands in the log
+        pass  # the guest is gone, or took nothing; the log has its requests
     except asyncio.CancelledError:
-        connection.reset()  # it was cut: an end would look like the end of an answer
+        connection.reset()  # the connection was cut: a plain end would look like the end of an answer
         raise
     except Exception as error:  # noqa: BLE001  # ours: a traceback on the host's terminal could quote a value (I03)
         connection.uplink.finish(connection.uplink.log(target), refusal=_ours(error))
@@ -60,7 +60,7 @@ async def serve_plain(connection: Connection, choose: Callable[[str, list[str]],
     try:
         await serve_http1(guest, Route(connection, choose, connect, verified=False))
     except (OSError, TimeoutError):
-        pass  # as above
+        pass  # the guest is gone, or took nothing
     except asyncio.CancelledError:
         connection.reset()
         raise
@@ -111,7 +111,7 @@ async def _intercept(guest: Plain, target: Target, connection: Connection) -> No
 
 
 async def _open(target: Target, uplink: Uplink, alpn: tuple[str, ...]) -> Tls | Refusal:
-    """Return TLS to the server, or what went wrong, which the guest hears in its own protocol once its TLS stands."""
+    """Return TLS to the server, or the error, which is sent to the guest once TLS with the guest is up."""
     try:
         return await open_tls(uplink, target, alpn)
     except Refusal as refusal:
@@ -119,7 +119,7 @@ async def _open(target: Target, uplink: Uplink, alpn: tuple[str, ...]) -> Tls | 
 
 
 class _First:
-    """Gives the stream that was opened first, or what went wrong, to the first request; then new streams."""
+    """A `connect` whose first call returns the stream that was opened before, or raises its error."""
 
     def __init__(self, first: Tls | Refusal, target: Target, uplink: Uplink) -> None:
         self._first: Tls | Refusal | None = first

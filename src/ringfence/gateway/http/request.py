@@ -1,6 +1,6 @@
 """Checks an HTTP request against the rule that permits its host: method, path, authority, headers; HTTP/1.1 and HTTP/2.
 
-Strict: what two parsers could read in two ways is refused, not repaired (G11, G12, G23). Pure.
+The checks are strict: what two parsers could read in two ways is refused, not repaired (G11, G12, G23). Pure.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 # paths: a canonical form, and every way in which a server may read a path; a rule holds for all of them (G23)
 #
-# `%2e%2e`, `//`, `\\`, `%2f`, `%252f`, `..;` are how a path slips past a prefix. What has one meaning is put into its
-# canonical form, and that form is what is sent; what servers read in several ways must fit the rule in each, and may
-# climb (`..`) in none: where a part ends is what servers agree on least. These functions raise ValueError.
+# `%2e%2e`, `//`, `\\`, `%2f`, `%252f`, `..;` are how a path slips past a prefix. A path with one meaning is brought
+# into canonical form, and that form is sent. A path that servers read in several ways must fit the rule in each
+# reading, and must climb (`..`) in no reading: servers agree least on where a part ends. These functions raise
+# ValueError.
 
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _UNESCAPED = _UNRESERVED | frozenset(b"/!$&'()*+,;=:@")
@@ -37,9 +38,9 @@ _SPELLINGS_AND_PERCENT = [*_SPELLINGS[:0x25], "%", *_SPELLINGS[0x26:]]
 _MOST_DECODINGS = 8
 # An ASCII character in more bytes than needed: not UTF-8, and yet some servers read it as that character.
 _OVERLONG = re.compile(rb"[\xc0\xc1](.)|\xe0\x80(.)|\xf0\x80\x80(.)", re.DOTALL)
-_ENDS_OF_PARTS = re.compile(rb"[/\\;?#]")  # to some server or other
+_ENDS_OF_PARTS = re.compile(rb"[/\\;?#]")  # for some server
 LONGEST = 16_384
-LONGEST_JUDGED = 4096  # each reading costs, and the loop serves every sandbox
+LONGEST_JUDGED = 4096  # each reading takes time, and the loop serves every sandbox
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -67,15 +68,15 @@ def readings(path: str) -> tuple[str, ...]:
 
 
 def permitted(path: str, prefixes: Iterable[str]) -> bool:
-    """Return `fits` of a path as it was asked for."""
+    """Return whether a path as the guest wrote it fits the prefixes, as `fits` says."""
     return fits(canonical_path(path), prefixes)
 
 
 def fits(canonical: str, prefixes: Iterable[str]) -> bool:
     """Return whether every reading of a canonical path starts with a prefix of the policy's.
 
-    Raises ValueError as above, and for a `..` that only some servers see: nginx takes `p\\q/../..` for one part and
-    two steps up, others for two of each, so no list of readings is the whole list.
+    Raises ValueError as `canonical_path` does, and for a `..` that only some servers see: nginx takes `p\\q/../..` for
+    one part and two steps up, others for two of each, so no list of readings is the whole list.
     """
     if len(canonical) > LONGEST_JUDGED:
         raise ValueError(f"it is longer than {LONGEST_JUDGED} characters")
@@ -175,8 +176,8 @@ def _without_parameters(data: bytes) -> bytes:
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # Names of headers by which some proxy, server or framework takes a request for a request of another path, or uses
-# another path as well. A rule of words, not a list of names: every product brings names of its own, a list is never
-# whole, and what is refused here wrongly is refused with its reason (G23-headers). docs/secrets.md has the same.
+# another path as well. This is a rule of words, not a list of names: every product has its own names, a list is never
+# complete, and a wrong refusal says its reason (G23-headers). docs/secrets.md has the same words.
 _NAMES_A_PATH = re.compile(
     rb"""(?:ur[li]|path|prefix|route|rewrite|path[^a-z]?info|script[^a-z]?name|request[^a-z]?target)s?(?![a-z])
     | (?:copy|rename|move)[^a-z]?source(?![a-z])  # of object stores: what is read is not what the path names
@@ -186,10 +187,10 @@ _NAMES_A_PATH = re.compile(
     """,
     re.VERBOSE,
 )
-# The same for the method.
+# Names of headers by which a request is taken for a request of another method.
 _NAMES_A_METHOD = re.compile(rb"(?:method|verb|method[^a-z]?override)s?(?![a-z])")
 # Headers of common clients that no server takes for a path or a method: what a browser asks about, which function of
-# an SDK was called, the method of a JSON-RPC message that is in the body all the same, where a database lies.
+# an SDK was called, the method of a JSON-RPC message that its body names too, the place of a database.
 _HARMLESS = frozenset(
     (
         *(b"access-control-request-method", b"x-stainless-helper-method", b"mcp-method"),
@@ -208,7 +209,7 @@ MOST_HEADERS = 200
 
 @final
 class RequestHead(Struct):
-    """What a request asks for, as the guest wrote it. `authority`: Host, or :authority."""
+    """The head of a request, as the guest wrote it. `authority`: Host, or :authority."""
 
     method: str
     target: str  # origin form
@@ -223,7 +224,7 @@ class RequestHead(Struct):
 
 @final
 class CheckedRequest(Struct):
-    """What may go out: the request target to send, and the path for the log, where no query stands."""
+    """A request that may be sent: the request target, and the path for the log, without a query."""
 
     target: str
     path: str
@@ -304,7 +305,7 @@ def end_to_end(headers: Headers) -> Headers:
 
 
 def response_headers(headers: Headers) -> Headers:
-    """Return a response's headers for the guest. Alt-Svc would send the guest to QUIC, which has no way out."""
+    """Return a response's headers for the guest. Alt-Svc would send the guest to QUIC, which is never let out."""
     return [(name, value) for name, value in end_to_end(headers) if name.lower() != b"alt-svc"]
 
 
@@ -323,7 +324,7 @@ def check_readable(headers: Headers, target: Target) -> None:
 
 
 def is_grpc(headers: Headers) -> bool:
-    """Return whether the body is of gRPC messages, each after its length."""
+    """Return whether the body consists of gRPC messages, each after its length."""
     kinds = [value.partition(b";")[0].strip().lower() for name, value in headers if name == b"content-type"]
     return any(kind == b"application/grpc" or kind.startswith(b"application/grpc+") for kind in kinds)
 
@@ -359,7 +360,7 @@ def refusal_headers(body: bytes) -> Headers:
 def _check_method(target: Target, asked: RequestHead) -> None:
     method = asked.method
     if not _TOKEN.fullmatch(method.encode("latin-1", "replace")):
-        # Of HTTP/2: a server behind that writes it into a request line would read a path of the guest's there.
+        # In HTTP/2: a server that writes the method into a request line would read a path of the guest's choice there.
         raise malformed("its method holds characters that it cannot")
     if method.upper() in ("CONNECT", "TRACE"):
         # CONNECT would open a tunnel; TRACE sends the request back, an injected secret included (G24).
@@ -380,7 +381,7 @@ def _check_method(target: Target, asked: RequestHead) -> None:
 def _first_named(pattern: re.Pattern[bytes], asked: RequestHead) -> str | None:
     """Return the first header whose name matches, shown for a message; None without a match.
 
-    What stands between the words of a name plays no part: to CGI all but letters and digits is the same character.
+    What stands between the words of a name does not matter: CGI takes all but letters and digits for one character.
     """
     for name, _ in asked.headers:
         if pattern.search(name.lower()) and name.lower() not in _HARMLESS:

@@ -1,8 +1,8 @@
-"""The host's half of the relay: turns a box's channel into connections for the gateway, and passes on all else.
+"""The host's half of the relay: turns a box's channel into connections for the gateway, and passes the rest on.
 
-Each box with a network behind an engine's wall has a relay, whose thread owns the channel. Which sandbox a connection
-belongs to is known by the channel. The one thing taken from inside is the address that the connection was made to, and
-that means a name only in this sandbox's own table.
+Each box with a network behind an engine has a relay, whose thread owns the channel. The channel decides to which
+sandbox a connection belongs. Only the address that a connection was made to is taken from inside, and that address
+stands for a name only in this sandbox's own table.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _READ = 1 << 19
-_MOST_OUT = 1 << 20  # to guestd: then streams and the library wait
-_MOST_UNREAD = 4 * _MOST_OUT  # answers to guestd, which an honest one never lets come to this: then it is not read
-_MOST_HELD = 1 << 26  # for a caller that does not read; jobs have credit of their own, so only hostile bytes come here
+_MOST_OUT = 1 << 20  # bytes for guestd; beyond that, streams and the library wait
+_MOST_UNREAD = 4 * _MOST_OUT  # bytes for guestd; beyond that it is not read. An honest guestd never gets there
+_MOST_HELD = 1 << 26  # bytes for a caller that does not read; jobs have credit, so only hostile bytes reach it
 
 
 class Relay:
-    """The channel of a box and its streams. All but the constructor, `start` and `after_fork` runs in a thread."""
+    """The channel of a box and its streams. All but the constructor, `start` and `after_fork` run in a thread."""
 
     def __init__(
         self, channel: socket.socket, most: int, *, enter: Callable[[RelayedSocket], None], broken: Callable[[], None]
     ) -> None:
-        """Take the channel over. The thread calls `enter` with each new connection, and `broken` when guestd lies.
+        """Take the channel over. The thread calls `enter` with each new connection, `broken` for a protocol error.
 
-        `link` is what `channel` was, without the relay's frames; `datagrams` is the gateway's end for DNS messages.
+        `link` replaces `channel` for the library, without the relay's frames; `datagrams` is the gateway's end for DNS
+        messages.
         """
         self._most = most
         self._enter = enter
@@ -68,7 +69,7 @@ class Relay:
         threading.Thread(target=self._run, name="ringfence-relay", daemon=True).start()
 
     def after_fork(self) -> None:
-        """Close a forked child's copies: the thread stayed in the parent, and what it closes is to end."""
+        """Close a forked child's copies, which would keep what the parent closes from ending."""
         for stream in list(self._streams.values()):
             stream.after_fork()
         for sock in (self._channel, self._library, self._queries):
@@ -157,7 +158,7 @@ class Relay:
         except OSError:
             count = 0
         if not count:
-            self._heard_all = True  # the library hears the rest, then the end
+            self._heard_all = True  # the library gets the rest, then the end
             for stream in list(self._streams.values()):
                 stream.abort()
             return
@@ -175,7 +176,7 @@ class Relay:
         except BlockingIOError:
             return
         except OSError:
-            self._out.clear()  # it is gone; its last words may still be there
+            self._out.clear()  # guestd is gone; its last frames may still be read
         if not self._out:
             waiting, self._waiting = self._waiting, set()
             for stream in waiting:
@@ -219,7 +220,7 @@ class Relay:
             raise WireError("a frame of a stream that was never opened")
         else:
             stream = self._streams.get(number)
-            if stream is not None:  # else it ended here, and guestd did not know yet
+            if stream is not None:  # else it ended here, which guestd did not know yet
                 stream.take(kind, payload)
 
     def _open(self, number: int, place: tuple[str, int]) -> None:
@@ -242,14 +243,14 @@ class Relay:
         self._enter(connection)
 
     def remove(self, stream: RelayedStream) -> None:
-        """Forget a stream that has ended."""
+        """Drop a stream that has ended."""
         self._waiting.discard(stream)
         del self._streams[stream.number]
 
     # DNS messages: numbered, so that an answer finds its query
 
     def _ask(self, number: int, payload: bytes) -> None:
-        with contextlib.suppress(OSError):  # more than the gateway answers now: they ask again
+        with contextlib.suppress(OSError):  # more queries than the gateway answers now: the guest repeats them
             self._queries.send(number.to_bytes(NUMBER_BYTES, "little") + payload)
 
     def _on_answers(self) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RelayedSocket(socket.socket):
     """The gateway's end of a pair of sockets: for the gateway, a connection that was accepted at `place` inside.
 
-    Two marks tell what a pair of local sockets cannot: that a side broke off, and did not just end.
+    Two marks say what a pair of local sockets cannot show: that a side broke off, and did not just end.
     """
 
     def __init__(self, place: tuple[str, int], *, fileno: int) -> None:
@@ -51,7 +51,7 @@ class RelayedSocket(socket.socket):
 
 
 class Channel(Protocol):
-    """What a stream asks of its relay."""
+    """The part of a relay that a stream uses."""
 
     loop: Loop
     piece: memoryview  # what streams read into, one after the other
@@ -59,7 +59,7 @@ class Channel(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether so much waits for guestd that streams must not read."""
+        """Return whether so much waits for guestd that streams must not read."""
 
     def send(self, kind: int, number: int, payload: bytes | memoryview) -> None:
         """Send a frame to guestd."""
@@ -68,7 +68,7 @@ class Channel(Protocol):
         """Call the stream's `rewatch` once guestd has taken what is on its way."""
 
     def remove(self, stream: RelayedStream) -> None:
-        """Forget a stream that has ended."""
+        """Drop a stream that has ended."""
 
 
 class RelayedStream:
@@ -79,8 +79,8 @@ class RelayedStream:
         self._relay = relay
         self._sock = sock
         self._connection = connection
-        self._credit = credit.FIRST  # that guestd takes
-        self._granted = credit.FIRST  # that guestd may send
+        self._credit = credit.FIRST  # bytes that guestd takes
+        self._granted = credit.FIRST  # bytes that guestd may send
         self._held = bytearray()  # from the guest, for the gateway
         self._window = credit.Window(relay.shared)
         self._guest_said_all = self._gateway_said_all = self._deaf = False
@@ -94,7 +94,7 @@ class RelayedStream:
             self._relay.wait(self)
             self._watch(None if not self._held else select.EPOLLOUT)
             return
-        if reading and not self._credit:  # what it has said may be waiting still: a hang-up would be an event for ever
+        if reading and not self._credit:  # its last bytes may still wait, and the hang-up would be an event for ever
             self._watch(None if not self._held else select.EPOLLOUT)
             return
         self._watch((select.EPOLLIN if reading else 0) | (select.EPOLLOUT if self._held else 0))
@@ -102,7 +102,8 @@ class RelayedStream:
     def _watch(self, events: int | None) -> None:
         if events == self._watched:
             return
-        loop, fd = self._relay.loop, self._sock.fileno()
+        loop = self._relay.loop
+        fd = self._sock.fileno()
         if events is None:
             loop.unwatch(fd)
         elif self._watched is None:
@@ -149,7 +150,7 @@ class RelayedStream:
             self.rewatch()
 
     def _gone(self) -> None:
-        """Tell guestd that the gateway has closed its end, and drop the stream."""
+        """Report to guestd that the gateway has closed its end, and drop the stream."""
         word = relay_frames.BROKEN if self._connection.broken_by_gateway else relay_frames.GONE
         self._relay.send(relay_frames.END, self.number, word)
         self._drop()
@@ -190,7 +191,7 @@ class RelayedStream:
         self._passed(sent)
 
     def _sent(self, data: bytes | bytearray) -> int:
-        """Return how many bytes the gateway took: all, once it reads no more, as its last words may still be unread."""
+        """Send to the gateway and return how many bytes it took; all once the gateway reads no more."""
         if not self._deaf:
             try:
                 return self._sock.send(data)
@@ -222,7 +223,7 @@ class RelayedStream:
         self.rewatch()
 
     def abort(self) -> None:
-        """End the stream because the guest broke it off, or is no more."""
+        """End the stream because the guest broke off or is gone."""
         self._connection.broken_by_guest = True
         self._drop()
 

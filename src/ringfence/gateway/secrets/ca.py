@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _SKEW = timedelta(days=1)  # clocks of guests in a virtual machine may lag
-_VALID = timedelta(days=30)  # a sandbox that lives longer makes its leaves anew
+_VALID = timedelta(days=30)  # a sandbox that lives longer makes new leaves
 _RENEW = timedelta(days=1)
 _MOST_LEAVES = 256  # a wildcard lets the guest choose names
 _LONGEST_COMMON_NAME = 64  # of X.509
@@ -58,13 +58,13 @@ class Authority:
             while len(self._leaves) >= _MOST_LEAVES:
                 del self._leaves[next(iter(self._leaves))]
             made = (now + _VALID - _RENEW, self._make_context(name, alpn, now))
-        self._leaves[key] = made  # last again: the leaf unused longest is dropped first
+        self._leaves[key] = made  # last again, as the leaf that is unused longest is dropped first
         return made[1]
 
     def _make_context(self, name: str, alpn: Sequence[str], now: datetime) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_RENEGOTIATION  # each costs a signature, and older OpenSSL lets a client ask
+        context.options |= ssl.OP_NO_RENEGOTIATION  # it costs a signature, and older OpenSSL lets a client ask
         context.set_alpn_protocols(list(alpn))
         _load(context, self._leaf(name, now), self._leaf_key)
         return context
@@ -181,7 +181,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _load(context: ssl.SSLContext, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-    """Load a leaf and its key. Python reads keys from files only: a memory file has no name, and ends when closed."""
+    """Load a leaf and its key. Python reads keys only from files; this one is in memory, without a name."""
     text = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ) + certificate.public_bytes(serialization.Encoding.PEM)

@@ -1,7 +1,7 @@
 """Takes secret values, and their common encodings, out of what a server sends back, over chunk borders (G24).
 
 Every hit is overwritten by as many asterisks, so that lengths in headers, frames and websockets stay true.
-Which forms are found and which are not is the table of docs/secrets.md, and a test walks it: a server that sends the
+The table of docs/secrets.md says which forms are found, and a test compares the two. A server that sends the
 value back in another shape (encrypted, in another alphabet, one character at a time) cannot be stopped here (I06).
 """
 
@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_SHORTEST = 6  # of an encoded form; shorter ones would hit text that has nothing to do with the secret
-# What no encoder of text touches, and runs of another character, which an encoder treats alike: taken by themselves,
-# the characters of a long run of backslashes could be read in more ways than a pattern can try.
+_SHORTEST = 6  # of an encoded form; a shorter form would hit text that has nothing to do with the secret
+# Letters and digits, which no encoder of text changes, and runs of another character, which an encoder treats alike. A
+# run is one part: a long run of backslashes, taken character by character, has more readings than a pattern can try.
 _PARTS = re.compile(r"[A-Za-z0-9]+|(.)\1*", re.DOTALL)
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 # Every spelling is printable ASCII; a line's end, say, is in none.
 _AFTER_THE_LAST = re.compile(rb"[^ -~]([ -~]*)\Z")
 _MESSAGE_HEAD = 5
 _LONGEST_REPEATED = 1 << 15  # of a pattern: reading a 2 KB key in JSON held the loop of all sandboxes for 9 s
-# How an encoder writes that escapes every character, needed or not: in a URL, in strings of programs, in HTML, in a
-# quoted-printable text. With the digits of the code in hexadecimal, decimal or octal.
+# What an encoder that escapes every character puts before and after its digits, hexadecimal, decimal or octal: in a
+# URL, in strings of programs, in HTML, in a quoted-printable text.
 _WHOLLY = (
     *((b"%", "{:x}", b""), (rb"\x", "{:x}", b""), (rb"\u00", "{:x}", b""), (b"\\", "{:03o}", b""), (b"=", "{:x}", b"")),
     *((b"&#", "{}", b";"), (b"&#", "{:03}", b";"), (b"&#x", "{:x}", b";")),
 )
-_BETWEEN = (b":", b" ")  # bytes of a hexadecimal text
+_BETWEEN = (b":", b" ")  # what separates the bytes of a hexadecimal text
 
 
 class Forms:
@@ -77,10 +77,10 @@ class Forms:
         return self._pattern_of_names.sub(_asterisks, name)
 
     def unfinished(self, data: bytes) -> int:
-        """Return how many of the last bytes may belong to a value that goes on: all since the last that is in no text.
+        """Return how many of the last bytes may begin a value: all printable bytes at the end.
 
-        Which value it is plays no part. Were only its own beginning held back, a guest whose words a server sends
-        back could try what is held back and what is not, and read the value character by character.
+        That holds for any text, not just for the beginning of a value. Otherwise a guest whose own words a server
+        sends back could try which words are held back, and so read a value character by character.
         """
         tail = data[-(self.longest - 1) :]
         found = _AFTER_THE_LAST.search(tail)
@@ -118,8 +118,8 @@ class Scrubber:
 class Messages(Scrubber):
     """A stream of gRPC messages, each after a mark and its length: nothing is held back over the end of a message.
 
-    The two sides talk in turns, and a side that waits for the rest of a message says nothing. Bytes that are not of
-    this form are taken for a plain stream.
+    The two sides talk in turns, and a side that waits for the rest of a message says nothing. Bytes of
+    another form are taken for a plain stream.
     """
 
     def __init__(self, forms: Forms) -> None:
@@ -166,13 +166,13 @@ class WebsocketFrames:
     """The frames that a server sends on a websocket. Used as a Scrubber is.
 
     Values are looked for in whole messages, however frames cut them. A hit is overwritten in place, so that frames keep
-    their lengths. Control frames, which may stand between those of a message, are looked at by themselves.
+    their lengths. Control frames, which may come between the frames of a message, are searched by themselves.
     """
 
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
         self._scrubber = forms.stream()
-        self._head = bytearray()  # of a frame, while it is not whole
+        self._head = bytearray()  # the head of a frame, while it is not whole
         self._left = 0  # of a frame, after its head
         self._is_control = self._is_last = False
         self._control = b""
@@ -180,7 +180,7 @@ class WebsocketFrames:
         self._ready = bytearray()  # bytes of messages that may pass
 
     def feed(self, data: bytes) -> bytes:
-        """Return what may pass now. Raises ValueError for bytes of no websocket, or of one with unagreed extensions."""
+        """Return what may pass now. Raises ValueError for bytes that are no websocket, or one with extensions."""
         at = 0
         while at < len(data):
             if self._left:
@@ -215,7 +215,8 @@ class WebsocketFrames:
         if len(head) < self._head_size():
             return
         self._left = int.from_bytes(head[2:], "big") if head[1] in _LONGER else head[1]
-        self._is_control, self._is_last = kind >= _CLOSE, bool(head[0] & _LAST)
+        self._is_control = kind >= _CLOSE
+        self._is_last = bool(head[0] & _LAST)
         if self._is_control and (self._left > _LONGEST_CONTROL or not self._is_last):
             raise ValueError("a control frame is too long")
         self._queue.append(bytes(head))
@@ -297,7 +298,7 @@ def _in_any_case(digits: str) -> bytes:
 
 
 def _by_first_byte(patterns: dict[bytes, int]) -> list[bytes]:
-    """Return few alternatives, grouped by first byte: each is tried wherever its first byte stands."""
+    """Return a few alternatives, grouped by first byte. Each is tried wherever its first byte occurs."""
     groups: dict[bytes, list[bytes]] = {}
     for pattern in sorted(patterns, key=lambda pattern: patterns[pattern], reverse=True):
         first = pattern[: 2 if pattern[:1] == b"\\" else 1]
@@ -306,10 +307,11 @@ def _by_first_byte(patterns: dict[bytes, int]) -> list[bytes]:
 
 
 def _spellings(part: str) -> list[bytes]:
-    """Return how `part` may stand in a URL, a form, JSON, a script or HTML, longest first, to overwrite all of it."""
+    """Return the spellings of `part` in a URL, a form, JSON, a script or HTML, the longest first."""
     if _PLAIN.issuperset(part):
         return [part.encode("ascii")]
-    char, code = part[0], ord(part[0])
+    char = part[0]
+    code = ord(part[0])
     found = {char, "\\" + char, json.dumps(char)[1:-1], f"&#{code};", f"&#{code:03};"}
     for number in (f"{code:02x}", f"{code:02X}"):
         found |= {f"%{number}", f"\\x{number}", f"\\u00{number}", f"&#x{number};"}

@@ -1,7 +1,7 @@
 """The files and variables by which programs inside a sandbox accept its own certificate authority.
 
-The files lie where the guest may change them: a guest that does harms only itself, as the server's certificate is
-checked outside. This module needs no package; `ca`, which signs, needs `cryptography`.
+The guest may change the files. That harms only the guest, as the server's certificate is checked outside. This module
+needs no package; `ca`, which signs, needs `cryptography`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def is_needed(network: Network, secrets: tuple[Secret, ...]) -> bool:
 
 
 def check_packages() -> None:
-    """Raise UnsupportedError when what reads TLS and HTTP is not installed on the host."""
+    """Raise UnsupportedError when a package that reads TLS and HTTP is not installed on the host."""
     missing = [name for name in _PACKAGES if not import_path.is_installed(name)]
     if missing:
         raise UnsupportedError(

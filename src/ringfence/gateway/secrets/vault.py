@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Headers = list[tuple[bytes, bytes]]
 
-SHORTEST = 8  # characters; a shorter value could not be told from other text in a response
+SHORTEST = 8  # characters; a shorter value could not be distinguished from other text in a response
 _MARK = b"rf-secret-"
 # Headers that say something about the message or the client. A server may show them to others: no value goes there.
 _NO_CREDENTIALS = frozenset(
@@ -40,7 +40,7 @@ _NO_CREDENTIALS = frozenset(
 _NO_CREDENTIAL_PREFIXES = (b":", b"content-", b"if-", b"sec-", b"access-control-", b"x-forwarded-", b"proxy-")
 
 _CORE_FILTER = "/proc/self/coredump_filter"
-_NO_MEMORY = b"0"  # no private, no shared, no mapped memory; also what gcore goes by
+_NO_MEMORY = b"0"  # no private, shared or mapped memory; gcore obeys this too
 
 
 class Vault:
@@ -77,14 +77,14 @@ class Vault:
     def forms(self, target: Target) -> Forms:
         """Return what must not come back from this host: every value that a request may have given the host."""
         served = tuple(kept for kept in self._secrets if kept.serves(target.name, target.port))
-        if served not in self._forms:  # a guest can name hosts without end below a wildcard, and each would be work
+        if served not in self._forms:  # a guest can name hosts without end below a wildcard, and forms take time
             self._forms[served] = Forms(kept.value for kept in served)
         return self._forms[served]
 
     def swap(self, target: Target, path: str, headers: Headers, *, verified: bool) -> tuple[str, Headers]:
         """Return request target and headers with values put in. `verified`: over TLS whose certificate was checked.
 
-        Raises Refusal when a placeholder of this sandbox stands in a request that its secret is not for.
+        Raises Refusal when a request holds a placeholder of this sandbox whose secret is not for the target.
         """
         for kept in self._secrets:
             if not kept.stands_in(path, headers):
@@ -106,9 +106,9 @@ class _KeptSecret:
         if len(self.value) < SHORTEST:
             raise PolicyError(
                 f"the value of secret {secret.name} has fewer than {SHORTEST} characters: "
-                "it could not be told from other text in a response",
+                "it could not be distinguished from other text in a response",
                 key="secrets.value",
-                fix="use a longer one",
+                fix="use a longer value",
             )
         made = _MARK.decode() + f"{secret.name}-{os.urandom(16).hex()}"
         self.placeholder = (placeholder or made).encode()
@@ -175,10 +175,10 @@ def _without_tls(name: str, target: Target) -> Refusal:
 def leave_no_core() -> None:
     """Keep this process, and what it starts, out of core files from now on (I01). Idempotent.
 
-    The service calls this before it reads a value. The process then writes no core file, and a tool that does finds no
-    memory. A limit of 1 is too small for a core file, and tells the kernel to hand none to a program (`core_pattern`
-    with a pipe), which a limit of 0 does not. PR_SET_DUMPABLE would hide the process from its own user, and then it
-    could start no sandbox any more.
+    The service calls this before it reads a value. The process then writes no core file, and a core file that a tool
+    makes holds no memory. A limit of 1 is too small for a core file, and tells the kernel to hand none to a program
+    (`core_pattern` with a pipe), which a limit of 0 does not. PR_SET_DUMPABLE would hide the process from its own user,
+    and then it could start no sandbox any more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     least = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0

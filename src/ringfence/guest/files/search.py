@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from ringfence.shared.openat import Args
 
 _CHUNK = 1 << 18
-_BINARY = 8192  # a NUL in so many first bytes: no text
-_LINE = 1 << 16  # a longer line is looked at in pieces
-_SHOWN = 1000  # characters of a line that are told
+_BINARY = 8192  # a file with a NUL in so many first bytes is binary
+_LINE = 1 << 16  # a longer line is searched in pieces
+_SHOWN = 1000  # characters of a line that are reported
 _BEAT_FILES, _BEAT_BYTES = 500, 8 << 20
 
 
 def search(args: Args) -> dict[str, object]:
-    """Lines that hold `text`, in the order of a sorted walk; links are not followed, binary files are left out."""
+    """Report lines that hold `text`, in the order of a sorted walk, without links and binary files."""
     import fnmatch
 
     pattern, limit = args["pattern"], int(str(args["limit"]))
@@ -55,7 +55,7 @@ def _finder(text: str, *, regex: bool) -> Callable[[str], bool]:
 
 
 def _files(top: int, path: str) -> Iterator[tuple[str, int]]:
-    """Yield every regular file below `top` as its name and descriptor; `top` itself when that is a file."""
+    """Yield name and descriptor of every regular file below `top`, or of `top` if that is a file."""
     info = os.fstat(top)
     if not stat.S_ISDIR(info.st_mode):
         if stat.S_ISREG(info.st_mode):
@@ -67,7 +67,7 @@ def _files(top: int, path: str) -> Iterator[tuple[str, int]]:
         try:
             fd = tree_pack.opened(entry)
         except (OSError, tar.Refused):
-            continue  # closed to the guest, or replaced meanwhile: nothing it could read itself
+            continue  # closed to the guest, or replaced meanwhile: the guest could not read it either
         if fd is None:
             continue
         try:
@@ -77,8 +77,10 @@ def _files(top: int, path: str) -> Iterator[tuple[str, int]]:
 
 
 def _lines(fd: int, beat: _Beat) -> Iterator[tuple[int, str]]:
-    """Numbered from 1. Undecodable bytes are replaced."""
-    number, rest, first = 1, b"", True
+    """Yield lines, numbered from 1. Undecodable bytes are replaced."""
+    number = 1
+    rest = b""
+    first = True
     while chunk := os.read(fd, _CHUNK):
         if first and b"\0" in chunk[:_BINARY]:
             return
@@ -102,7 +104,7 @@ def _pieces(line: bytes) -> Iterator[str]:
 
 
 class _Beat:
-    """Tells the host that we are at work, though nothing is found."""
+    """A heartbeat for the host, sent while nothing is found."""
 
     def __init__(self) -> None:
         self._files = 0

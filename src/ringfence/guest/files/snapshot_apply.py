@@ -1,4 +1,4 @@
-"""Makes /workspace what the host says, from inside with the guest's rights: one order after another, no decision here.
+"""Makes /workspace what the host says, from inside with the guest's rights: order by order, without decisions.
 
 Orders come on standard input as records. Names are resolved beneath /workspace and no link is followed.
 """
@@ -23,7 +23,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def restore(_: dict[str, Any]) -> dict[str, object]:
-    """All orders until the end of the input. An OSError names the path in question."""
+    """Carry out all orders until the end of the input. An OSError names the path in question."""
     restorer = _Restorer()
     while True:
         kind, payload = _record()
@@ -56,7 +56,7 @@ class _Restorer:
         self._top = open_workspace()
         self._chain = tree_walk.Chain(self._top)
         self._directory = self._top
-        self._mounts: set[str] | None = None  # below /workspace; looked at when something is to be removed
+        self._mounts: set[str] | None = None  # mounts below /workspace, read when something is to be removed
 
     def do(self, order: dict[str, Any]) -> None:
         path = str(order["path"])
@@ -79,8 +79,8 @@ class _Restorer:
 
         A guest may move such directories.
 
-        In a copy of a folder there may be files of an owner that this sandbox does not have: nobody here removes them,
-        so they were not removed in the original either.
+        In a copy of a folder there may be files of an owner that this sandbox does not have. No process here can remove
+        them, so they were not removed in the original either.
         """
         if self._mounts is None:
             self._mounts = mount_points()
@@ -162,7 +162,7 @@ class _Restorer:
             os.close(source)
 
     def _facts(self, name: str, order: dict[str, Any]) -> None:
-        """Mode and time of a file or directory that is there. Those of another owner's are not for us to set."""
+        """Set mode and time of an existing file or directory. Those of another owner's files cannot be set."""
         if not self._is_own(name):
             return
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
@@ -178,7 +178,7 @@ class _Restorer:
 
 
 def _write_sparse(fd: int, data: bytes, offset: int) -> None:
-    """Blocks of zeros stay holes, so that a sparse file takes no more of the disk than it did."""
+    """Write blocks of zeros as holes, so that a sparse file takes no more of the disk than before."""
     view = memoryview(data)
     start = 0
     for at in range(0, len(data) + _BLOCK, _BLOCK):

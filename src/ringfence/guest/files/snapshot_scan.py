@@ -1,9 +1,9 @@
-"""Tells the host what /workspace holds, from inside with the guest's rights: every name, and the content it lacks.
+"""Reports to the host what /workspace holds, with the guest's rights: every name, and content that the host lacks.
 
-The host says on standard input what it knows (see `knowing`): a stamp for each name of its last look, and the digests
-of content that it has. A name whose stamp is still the same is not told again, and its file neither opened nor read; of
-a directory whose own stamp is the same the names are not even listed. Records go to standard output; the host believes
-none of them and hashes every byte it gets.
+The host sends on standard input what it knows (see `shared.stamps`): a stamp for each name of its last look, and the
+digests of content that it has. A name whose stamp is still the same is not reported again, and its file neither opened
+nor read. A directory whose own stamp is the same is not even listed. Records go to standard output; the host believes
+none of them and hashes every byte that it gets.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_SMALL = 1 << 20  # read as a whole, so that what changed meanwhile is read again before a byte of it was sent
+_SMALL = 1 << 20  # a smaller file is read as a whole, so that one that changes is read again before a byte is sent
 _TRIES = 5
-_RACY_NS = 50_000_000  # a change in the same tick of the clock as the last one shows in no time stamp: some ticks more
+_RACY_NS = 50_000_000  # some clock ticks: a second change in the same tick shows in no time stamp
 _MAX_PATH = 16_384
-_SIGIO = 29  # what breaks a lease sends it
+_SIGIO = 29  # the signal of a broken lease
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 WORKSPACE = "/workspace"
@@ -36,17 +36,17 @@ _KIND, _FILE, _DIRECTORY, _LINK = 0o170000, stat.S_IFREG, stat.S_IFDIR, stat.S_I
 
 
 class Problem(Exception):  # noqa: N818  # not an error: an answer to the host
-    """What keeps this tree from being kept: a code that the host knows, and the path."""
+    """The reason why this tree cannot be kept: a code that the host knows, and the path."""
 
 
 def keep(args: dict[str, Any]) -> dict[str, object]:
-    """`contents`: send what the host does not have; else digests alone. `bytes`: no file can be larger.
+    """Report the workspace. `contents`: send what the host lacks, else digests alone. `bytes`: the most for a file.
 
-    `stays`: when that is done, wait for the next message: a process that is there saves the host a start, and its own
-    memory the host telling what it knows. `others`: files of other owners are kept as well, where they can be read.
+    `stays`: wait for the next message afterwards. A process that stays saves the host a start, and its memory saves the
+    host sending what it knows. `others`: files of other owners are kept as well, where they can be read.
     """
     fast_stdlib.ignore_signals(_SIGIO)
-    gc.disable()  # it would look at everything again and again
+    gc.disable()  # a collection would visit all objects again and again
     memory = None
     while data := _message():
         known = stamps.Known(data)
@@ -66,7 +66,7 @@ def keep(args: dict[str, Any]) -> dict[str, object]:
 
 
 def _message() -> bytes:
-    """The next one of the host's; b"" when there is none."""
+    """Return the host's next message; b"" when there is none."""
     head = _exactly(stamps.SIZE.size)
     return _exactly(stamps.SIZE.unpack(head)[0]) if head else b""
 
@@ -79,7 +79,7 @@ def _exactly(size: int) -> bytes:
 
 
 def open_workspace() -> int:
-    """Open the workspace. A guest that took its own rights to the workspace away gets them back."""
+    """Open the workspace. A guest that took its own rights away gets them back."""
     held = os.open(WORKSPACE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         mode = stat.S_IMODE(os.fstat(held).st_mode)
@@ -105,10 +105,10 @@ class _Keeper:
         self._mounts: set[str] | None = None
         self._uid = os.geteuid()
         self._links: dict[int, str] = {}  # inodes with several names → the first
-        self._told: dict[str, tuple[bool, bytes]] = {}
+        self._reported: dict[str, tuple[bool, bytes]] = {}
         self._gone: list[str] = []
         self._directories = known.memory.directories()
-        self._left = dict(known.memory.groups)  # where nobody has been yet
+        self._left = dict(known.memory.groups)  # directories that the walk has not seen yet
         self._out = bytearray()
         self._shut: list[tuple[str, int]] = []  # directories that had to be opened, and their mode
         top = open_workspace()
@@ -118,7 +118,7 @@ class _Keeper:
         self._chain = tree_walk.Chain(top)
 
     def walk(self) -> None:
-        """Depth first; names and no descriptors are kept, because a tree may be deeper than a process may open."""
+        """Walk depth first, keeping names and no descriptors: a tree may be deeper than a process may open files."""
         pending = [("", self._top_is_same)]
         try:
             while pending:
@@ -128,14 +128,14 @@ class _Keeper:
                     pending += reversed(self._directory(directory, path, same=same))
         finally:
             self._shut_again()
-        for path, group in self._left.items():  # nobody got there: they are no directories any more
+        for path, group in self._left.items():  # the walk did not get there: these are no directories any more
             self._gone += [f"{path}/{name}" for name in group.names()]
         self._tell_gone()
 
     def remember(self) -> stamps.Memory:
-        """For the next look."""
+        """Remember the stamps for the next look."""
         self._chain.close()
-        self._known.memory.follow(self._told, self._gone)
+        self._known.memory.follow(self._reported, self._gone)
         return self._known.memory
 
     def end(self, said: dict[str, object]) -> None:
@@ -151,7 +151,7 @@ class _Keeper:
             return -1  # gone meanwhile
 
     def _directory(self, directory: int, path: str, *, same: bool) -> list[tuple[str, bool]]:
-        """Report what changed in a directory. Return its subdirectories, and whether each is as it was."""
+        """Report what changed in a directory. Return its subdirectories, and whether each is unchanged."""
         prefix = f"{path}/" if path else ""
         group = self._left.pop(path, None)
         if group is None:
@@ -180,7 +180,7 @@ class _Keeper:
             except FileNotFoundError:
                 info = None
             same = info is not None and known is not None and known == stamps.stamp(info)
-            if info is None or not (same or self._tell_new(directory, name, path, info, told=known is not None)):
+            if info is None or not (same or self._report_new(directory, name, path, info, was_kept=known is not None)):
                 if known is not None:
                     self._gone.append(path)
                 continue
@@ -194,15 +194,15 @@ class _Keeper:
                 below.append((path, same))
         return below
 
-    def _tell_new(self, directory: int, name: str, path: str, info: os.stat_result, *, told: bool) -> bool:
-        """Of what is new, or has changed since the last look. False when it is nothing that is kept.
+    def _report_new(self, directory: int, name: str, path: str, info: os.stat_result, *, was_kept: bool) -> bool:
+        """Report a name that is new or has changed since the last look. Return False when the name is not kept.
 
-        `told`: it was of the sandbox then, and no mount came since.
+        `was_kept`: the name belonged to the sandbox then, and no mount came since.
         """
         if info.st_uid != self._uid:
             if not self._others or self._leads_to_mount(path) or not _is_readable(directory, name, info):
-                return False  # a mount, a directory of ours that leads to one, or what nobody here can read
-        elif not told and self._is_mount(path):
+                return False  # a mount, a directory of ours that leads to a mount, or a name that cannot be read here
+        elif not was_kept and self._is_mount(path):
             return False
         if len(path) > _MAX_PATH // 4 and len(os.fsencode(path)) > _MAX_PATH:
             raise Problem("long", path[:200])
@@ -244,7 +244,7 @@ class _Keeper:
         size = info.st_size if kind == "f" else 0
         facts = [path, kind, stat.S_IMODE(info.st_mode), info.st_mtime_ns, size, text]
         stamp = stamps.stamp(info) if settled and _is_old(info) else stamps.UNKNOWN
-        self._told[path] = (kind == "d", stamp)
+        self._reported[path] = (kind == "d", stamp)
         self._put(ENTRY, fast_stdlib.dumps({"row": facts, "stamp": stamp.hex()}))
 
     def _tell_gone(self) -> None:
@@ -255,7 +255,8 @@ class _Keeper:
             size += len(name)
             if size > _MAX_PATH:
                 self._put(GONE, fast_stdlib.dumps({"names": names}))
-                names, size = [], 0
+                names = []
+                size = 0
         self._put(GONE, fast_stdlib.dumps({"names": names}))
 
     # files
@@ -294,7 +295,7 @@ class _Keeper:
         return True
 
     def _pieces(self, fd: int, path: str, before: os.stat_result) -> bool:
-        """As `_whole`, without holding it; what was sent of a file that changed is taken back."""
+        """Report a large file as `_whole` does, piece by piece. What was sent of a file that changed is taken back."""
         settled = _is_settled(fd, before)
         if self._known.holds_any or not self._contents:
             digest = _digest_of(fd, before.st_size)
@@ -328,7 +329,7 @@ class _Keeper:
         self._out = bytearray()
 
     def _shut_again(self) -> None:
-        """The deepest first: a directory without rights for its owner lets nobody through."""
+        """Take directories' rights away again, the deepest first: a closed directory lets no process through."""
         for path, mode in reversed(self._shut):
             try:
                 os.fchmod(self._chain.directory(path), mode)
@@ -348,7 +349,7 @@ def _open(directory: int, name: str) -> int:
     try:
         return os.open(name, _OPEN, dir_fd=directory)
     except PermissionError:
-        pass  # by another way
+        pass  # tried in another way
     held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         mode = stat.S_IMODE(os.fstat(held).st_mode)
@@ -366,7 +367,7 @@ def _wait_for_writer(fd: int) -> None:
 
     The change time, set at its start, would hide the write (C07).
 
-    Looking for data takes the lock that a write holds. A write that begins later changes the time.
+    A search for data takes the lock that a write holds. A write that begins later changes the time.
     """
     try:
         os.lseek(fd, 0, os.SEEK_DATA)
@@ -384,10 +385,10 @@ def _unless_gone(look: Callable[[], dict[str, bytes | None]]) -> dict[str, bytes
 
 
 def _is_settled(fd: int, info: os.stat_result) -> bool:
-    """Return whether a later change of this file must change its time: the last change is old, and no process writes.
+    """Return whether a later change of this file must change its time.
 
-    Who has it mapped may write without any time being set; such a mapping keeps it open for writing, and then the
-    kernel grants no lease.
+    That holds if the last change is old, and no process writes. A process that has the file mapped may write without
+    any time being set; such a mapping keeps the file open for writing, and then the kernel grants no lease.
     """
     if not _is_old(info):
         return False
@@ -404,9 +405,9 @@ def _is_old(info: os.stat_result) -> bool:
 
 
 def _is_same(before: os.stat_result, after: os.stat_result) -> bool:
-    """Whether what was read between the two is one state.
+    """Return whether what was read between two looks is a single state.
 
-    That a file loses a name sets its change time too: one that is replaced all the time is whole each time.
+    A file that loses a name has its change time set too: a file that is replaced all the time is whole each time.
     """
     if after.st_nlink < before.st_nlink:
         return (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)

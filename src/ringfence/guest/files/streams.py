@@ -1,4 +1,4 @@
-"""Whole trees in and out of the sandbox, in a worker: an archive on standard output, or one from standard input."""
+"""Moves whole trees in and out, in a worker: writes an archive to standard output, or reads one from standard input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _caps(args: Args) -> tree_pack.Caps:
 
 
 def _open_source(path: str) -> tuple[int, bool]:
-    """What is to go out, and whether it is a folder. A link at the end of the path is followed, inside."""
+    """Open what is to go out. Return whether it is a folder too. A link at the end of the path is followed, inside."""
     fd = open_path(path, os.O_RDONLY)
     mode = os.fstat(fd).st_mode
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
@@ -38,7 +38,7 @@ def _open_source(path: str) -> tuple[int, bool]:
 
 
 def measure(args: Args) -> dict[str, object]:
-    """What `pack` of this path would hold. Refuses what it would refuse."""
+    """Measure what `pack` of this path would hold. Refuses what `pack` would refuse."""
     fd, folder = _open_source(str(args["path"]))
     caps = _caps(args)
     if folder:
@@ -62,7 +62,7 @@ def pack(args: Args) -> dict[str, object]:
 
 
 def _send(pieces: Iterable[bytes | tree_pack.Body]) -> None:
-    """To standard output, small pieces together."""
+    """Send to standard output, small pieces together."""
     held = bytearray()
     for piece in pieces:
         if isinstance(piece, tree_pack.Body) and piece.size <= _CHUNK:
@@ -89,7 +89,7 @@ def _whole(body: tree_pack.Body) -> bytes:
 
 
 def _send_body(body: tree_pack.Body) -> None:
-    """By the kernel, from file to pipe."""
+    """Send a file's bytes by the kernel, from file to pipe."""
     left = body.size
     while left:
         sent = os.sendfile(1, body.fd, None, min(left, _CHUNK))
@@ -104,7 +104,7 @@ def unpack(args: Args) -> dict[str, object]:
     The archive is unpacked into a staging folder beside the target first: a refused archive leaves nothing.
     """
     path = str(args["path"])
-    fast_stdlib.hold_stops()  # one between making something and knowing of it would leave it there
+    fast_stdlib.hold_stops()  # a stop between making a file and noting it would leave the file there
     made = make_directories(path)
     target = open_path(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -139,7 +139,7 @@ def _unpack_below(target: int, args: Args) -> None:
 
 
 def _spool() -> int:
-    """All of standard input in a file without a name: a zip is read from its end."""
+    """Put all of standard input into a file without a name: a zip is read from its end."""
     fd = syscalls.open_nameless("/tmp")
     fast_stdlib.hold_stops(hold=False)
     while chunk := os.read(0, _CHUNK):
@@ -149,7 +149,7 @@ def _spool() -> int:
 
 
 class _Beat:
-    """A byte on standard output now and then: the host sees that we are at work."""
+    """A byte on standard output now and then, which shows the host that the worker is at work."""
 
     def __init__(self) -> None:
         self._next = _BEAT

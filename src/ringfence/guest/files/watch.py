@@ -1,8 +1,8 @@
 """Watches a directory inside by inotify, in a worker: events as JSON lines on standard output, until it is killed.
 
-A directory that appears is watched at once and then looked through, so that what was made in it before the watch is
-told as well. When the kernel's queue ran over, or no watch is left, that is told as `overflow`: the reader lists anew.
-Where the host itself puts a file, only its arrival is told: not the name that it has until it is whole.
+A directory that appears is watched at once and then listed, so that what was made in it before the watch is reported
+as well. When the kernel's queue ran over, or no watch is left, that is reported as `overflow`: the reader lists again.
+Where the host itself puts a file, only the finished file is reported, not the name that it has until then.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _BUFFER = 1 << 16
 _LOOK_MS = 1000
 _OTHER_HALF_MS = 5  # the kernel queues both halves of a rename one after the other
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
-_STAGE = (b".ringfence-", b".part", 32)  # how a name of the host's begins and ends until it is whole, and its length
+_STAGE = (b".ringfence-", b".part", 32)  # beginning, end and length of the host's name for an unfinished file
 _PLAIN = ((_CREATE, "create"), (_DELETE, "remove"), (_MODIFY, "write"), (_ATTRIB, "chmod"))
 
 
 def watch(args: Args) -> dict[str, object]:
-    """Says `ready` first. Ends when the watched directory itself is removed."""
+    """Watch a directory and report events, `ready` first. Ends when the watched directory itself is removed."""
     top = open_path(str(args["path"]), os.O_RDONLY | os.O_DIRECTORY)
     watcher = _Watcher(top, recursive=bool(args["recursive"]))
     watcher.add(b"", tell=False)
@@ -61,11 +61,11 @@ class _Watcher:
         self._recursive = recursive
         self._fd = syscalls.syscall(_NR_INIT1, os.O_CLOEXEC, what="inotify_init1")
         self._paths: dict[int, bytes] = {}  # watch → directory, "" or with a closing slash
-        self._told: set[bytes] = set()  # found by looking; the kernel's own word of it is still to come
+        self._told: set[bytes] = set()  # names found by listing; the kernel's events for them are still to come
         self._moved: tuple[int, bytes, bool] | None = None  # half of a rename: cookie, path, whether a directory
         self._lines: list[bytes] = []
         self._last: tuple[str, bytes] | None = None
-        self.short = False  # there were not enough watches
+        self.short = False  # whether there were not enough watches
 
     # watches
 
@@ -125,7 +125,7 @@ class _Watcher:
                 try:
                     syscalls.syscall(_NR_RM_WATCH, self._fd, number, what="inotify_rm_watch")
                 except OSError:
-                    continue  # it was removed, and its watch with it
+                    continue  # the directory was removed, and its watch with it
 
     def _renamed(self, old: bytes, new: bytes) -> None:
         for number, path in self._paths.items():
@@ -135,9 +135,9 @@ class _Watcher:
     # events
 
     def turn(self) -> bool:
-        """Take what the kernel has. False when there is nothing left to watch."""
+        """Take the kernel's events. Return False when there is nothing left to watch."""
         while not self._more(_LOOK_MS):
-            if os.fstat(self._top).st_nlink == 0:  # we hold it open: the kernel will not say so
+            if os.fstat(self._top).st_nlink == 0:  # it is open here, so the kernel sends no event
                 self.tell("remove", b".")
                 return False
         data = os.read(self._fd, _BUFFER)
@@ -168,7 +168,8 @@ class _Watcher:
         prefix = self._paths.get(number)
         if prefix is None or _is_stage(name):
             return
-        path, folder = prefix + name, bool(mask & _ISDIR)
+        path = prefix + name
+        folder = bool(mask & _ISDIR)
         if mask & _MOVED_FROM:
             self._told.discard(path)
             self._moved = (cookie, path, folder)
@@ -180,7 +181,7 @@ class _Watcher:
             self._plain(path, mask, folder=folder)
 
     def _lose_half(self) -> None:
-        """The other half of a rename did not come: it left what is watched."""
+        """Report half of a rename alone: the other half did not come, so the name left or entered what is watched."""
         if self._moved is not None:
             _, path, folder = self._moved
             self._moved = None
@@ -190,7 +191,7 @@ class _Watcher:
 
     def _plain(self, path: bytes, mask: int, *, folder: bool) -> None:
         if not path.rpartition(b"/")[2]:
-            return  # of a watched directory itself: its parent tells
+            return  # about a watched directory itself, which its parent reports
         kind = next((kind for bit, kind in _PLAIN if mask & bit), None)
         if kind == "create":
             self._created(path, folder=folder)
@@ -244,14 +245,14 @@ class _Watcher:
         if self._recursive:
             self.add(b"", tell=False)  # directories whose making was lost
 
-    # telling
+    # reporting
 
     def tell(self, kind: str, path: bytes, *, source: bytes | None = None) -> None:
         if (kind, path) == self._last and kind in ("write", "chmod", "overflow"):
-            return  # the same again, and nobody has read the first yet
+            return  # the same event again, before the first was read
         self._last = (kind, path)
-        told = {"kind": kind, "path": os.fsdecode(path), "source": None if source is None else os.fsdecode(source)}
-        self._lines.append(fast_stdlib.dumps(told))
+        entry = {"kind": kind, "path": os.fsdecode(path), "source": None if source is None else os.fsdecode(source)}
+        self._lines.append(fast_stdlib.dumps(entry))
 
     def flush(self) -> None:
         if self._lines:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 18
 _PAGE = 1000
 _SPLICE = 1 << 20
-_SHOWN = 500  # bytes of a name that an error tells
+_SHOWN = 500  # bytes of a name that an error shows
 
 
 class _Stopped(BaseException):
-    """The host gave up: undo and end."""
+    """The host gave up: undo the work and end."""
 
 
 def _on_stop(number: int, _: object) -> None:
@@ -77,7 +77,7 @@ def _read(args: Args) -> dict[str, object]:
     fd = open_path(path, os.O_RDONLY)
     there = max(0, regular(fd, path).st_size - offset)
     if isinstance(most, int) and min(there, size if isinstance(size, int) else there) > most:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)  # by its size, before a byte is read (A26)
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)  # refused by its size, before a byte is read (A26)
     left = size if isinstance(size, int) else None
     if offset:
         os.lseek(fd, offset, os.SEEK_SET)
@@ -92,7 +92,7 @@ def _read(args: Args) -> dict[str, object]:
 
 
 def _copy_in(fd: int) -> None:
-    """All of standard input: by the kernel, from pipe to file, where the file system can. A stop is taken here."""
+    """Copy all of standard input: by the kernel, from pipe to file, where the file system can. Obeys a stop."""
     fast_stdlib.hold_stops(hold=False)
     try:
         while os.splice(0, fd, _SPLICE):
@@ -100,7 +100,7 @@ def _copy_in(fd: int) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # After a splice of nothing too: gVisor's is nothing when the pipe is empty just then.
+    # Also after a splice of no bytes: gVisor's moves none if the pipe is empty at that moment.
     while chunk := os.read(0, _CHUNK):
         write_all(fd, chunk)
     fast_stdlib.hold_stops()
@@ -111,7 +111,7 @@ def _write(args: Args) -> dict[str, object]:
     if args["into"] is not None and _is_directory(path):
         path = os.path.join(path, str(args["into"]))
     parent = os.path.dirname(absolute(path).rstrip("/"))
-    fast_stdlib.hold_stops()  # as in filestreams.unpack
+    fast_stdlib.hold_stops()  # as in `streams.unpack`
     made = make_directories(parent)
     try:
         return _write_below(path, args)
@@ -150,7 +150,7 @@ def _write_below(path: str, args: Args) -> dict[str, object]:
 
 
 def _replace(directory: int, name: str, args: Args, mode: int | None) -> None:
-    """As a whole or not at all: a new file beside it, then a rename. A link's target is what is replaced."""
+    """Replace a file as a whole or not at all: a new file beside it, then a rename. A link's target is replaced."""
     path, temporary = str(args["path"]), str(args["stage"])
     directory, name = _follow(directory, name, path)
     old = _mode_of(directory, name, path)
@@ -169,7 +169,7 @@ def _replace(directory: int, name: str, args: Args, mode: int | None) -> None:
 
 
 def _follow(directory: int, name: str, path: str) -> tuple[int, str]:
-    """Through symbolic links of the guest's, at most 40, each resolved beneath the root again."""
+    """Follow the guest's symbolic links, at most 40, each resolved beneath the root again."""
     current = path
     for _ in range(40):
         try:
@@ -215,12 +215,12 @@ def _stat(args: Args) -> dict[str, object]:
 
 
 def _list(args: Args) -> dict[str, object]:
-    """Entries as JSON lines on standard output, sorted by name, depth first; links are shown, never followed."""
+    """List entries as JSON lines on standard output, sorted by name, depth first; links are shown, not followed."""
     import fnmatch
 
     path, recursive, pattern = str(args["path"]), bool(args["recursive"]), args["pattern"]
     top = open_path(path, os.O_RDONLY | os.O_DIRECTORY)
-    pending = [""]  # names and no descriptors: a directory may hold more of them than a process may open
+    pending = [""]  # names and no descriptors: a directory may hold more folders than a process may open
     chain = tree_walk.Chain(top)
     lines: list[bytes] = []
     while pending:
@@ -266,7 +266,7 @@ def _mkdir(args: Args) -> dict[str, object]:
 def _rename(args: Args) -> dict[str, object]:
     source, target = str(args["source"]), str(args["target"])
     from_directory, from_name = open_parent(source, make=False)
-    if not os.path.lexists(f"/proc/self/fd/{from_directory}/{from_name}"):  # before folders are made for it
+    if not os.path.lexists(f"/proc/self/fd/{from_directory}/{from_name}"):  # checked before folders are made for it
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
     to_directory, to_name = open_parent(target, make=True)
     try:
@@ -301,7 +301,7 @@ def _chmod(args: Args) -> dict[str, object]:
     path = str(args["path"])
     fd = open_path(path, os.O_PATH)
     try:
-        # By that name: a file that may not be read was opened too.
+        # By that name, as a file without read permission was opened too.
         os.chmod(f"/proc/self/fd/{fd}", int(args["mode"]))  # type: ignore[call-overload]  # our own number
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
@@ -309,16 +309,20 @@ def _chmod(args: Args) -> dict[str, object]:
 
 
 def _usage(args: Args) -> dict[str, object]:
-    """`bytes`, `files`: the limits. `count`: not both are the file system's own, so every name is looked at."""
+    """Report the disk's usage. `bytes`, `files`: the limits.
+
+    `count`: the limits are not both the file system's own, so every name is counted.
+    """
     info = os.statvfs("/workspace")
     bytes_limit, files_limit = int(args["bytes"]), int(args["files"])  # type: ignore[call-overload]  # our own numbers
     if args["count"]:
         used, names = tree_walk.count("/workspace")
-        if info.f_blocks * info.f_frsize == bytes_limit:  # what was deleted and is still open counts
+        if info.f_blocks * info.f_frsize == bytes_limit:  # deleted files that are still open count too
             used = (info.f_blocks - info.f_bfree) * info.f_frsize
         return {"bytes": used, "bytes_limit": bytes_limit, "files": names, "files_limit": files_limit}
-    if info.f_bavail != info.f_bfree:  # on disk: more is there than the sandbox may use, and what is left is exact
-        used, names = bytes_limit - info.f_bavail * info.f_frsize, files_limit - info.f_favail
+    if info.f_bavail != info.f_bfree:  # on disk: there is more than the sandbox may use, and what is left is exact
+        used = bytes_limit - info.f_bavail * info.f_frsize
+        names = files_limit - info.f_favail
         return {"bytes": used, "bytes_limit": bytes_limit, "files": names, "files_limit": files_limit}
     return {
         "bytes": (info.f_blocks - info.f_bfree) * info.f_frsize,

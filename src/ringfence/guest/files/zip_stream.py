@@ -1,7 +1,7 @@
 """Owns the zip format inside the sandbox: a strict reader of a file that was fetched before, and a writer of a stream.
 
-The reader believes the directory at the end, and only where each entry's own header says the same (K02): one disk, no
-overlap, no encryption, stored or deflated, as many bytes as announced and no more (F21).
+The reader believes the directory at the end only if each entry's own header says the same (K02). It takes one disk, no
+overlap, no encryption, stored or deflated bytes, exactly as many as announced (F21).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def members(fd: int, most: int) -> Iterator[tuple[Member, Iterator[bytes]]]:
     if count > most:
         raise Refused("files")
     entries = sorted(_entries(fd, count, start, length), key=lambda entry: entry.offset)
-    if (entries[0].offset if entries else start) != 0:  # a program that unpacks itself, or another archive
+    if (entries[0].offset if entries else start) != 0:  # as in a program that unpacks itself
         raise Refused("not-zip")
     for entry, following in zip(entries, [*(e.offset for e in entries[1:]), start], strict=True):
         begin = _check_local(fd, entry)
@@ -74,7 +74,7 @@ def _pread(fd: int, count: int, offset: int) -> bytes:
 
 
 def _directory(fd: int, size: int) -> tuple[int, int, int]:
-    """Entries, offset and length of the directory at the end."""
+    """Return entries, offset and length of the directory at the end."""
     tail_at = max(0, size - _END.size - 0xFFFF)
     tail = _pread(fd, size - tail_at, tail_at)
     found = tail.rfind(b"PK\5\6")
@@ -86,7 +86,7 @@ def _directory(fd: int, size: int) -> tuple[int, int, int]:
         raise Refused("not-zip")
     if count == _FULL or length == _FULL64 or start == _FULL64:
         count, start, length, end_at = _directory64(fd, end_at)
-    if start + length != end_at:  # nothing lies between, or before: no other reader sees another archive here
+    if start + length != end_at:  # no bytes between or before, in which another reader could see another archive
         raise Refused("not-zip")
     return count, start, length
 
@@ -107,7 +107,8 @@ def _directory64(fd: int, end_at: int) -> tuple[int, int, int, int]:
 def _entries(fd: int, count: int, start: int, length: int) -> Iterator[_Entry]:
     if count > length // _CENTRAL.size:
         raise Refused("not-zip")
-    at, end = start, start + length
+    at = start
+    end = start + length
     for _ in range(count):
         if at + _CENTRAL.size > end:
             raise Refused("cut-short")
@@ -153,9 +154,9 @@ def _zip64(extra: bytes, size: int, packed: int, offset: int) -> tuple[int, int,
 
 
 def _member(raw: bytes, flags: int, system: int, attributes: int, size: int) -> Member:
-    """`system` 3 is Unix: the upper half of the attributes is a mode."""
+    """Return an entry as a member. `system` 3 is Unix: the upper half of the attributes is a mode."""
     if b"\\" in raw or (len(raw) > 1 and raw[1:2] == b":"):
-        raise Refused("name", raw)  # another system's separators and drives
+        raise Refused("name", raw)  # separators and drives of other systems
     name = raw if flags & 0x800 or raw.isascii() else raw.decode("cp437").encode()
     mode = attributes >> 16 if system == 3 else 0
     kind = stat.S_IFMT(mode)
@@ -166,8 +167,8 @@ def _member(raw: bytes, flags: int, system: int, attributes: int, size: int) -> 
         raise Refused("type", raw)
     if (folder and size) or (kind == stat.S_IFLNK and size > _MAX_LINK):
         raise Refused("size", raw)
-    told = SYMLINK if kind == stat.S_IFLNK else DIRECTORY if folder else FILE
-    return Member(name, told, size, mode & 0o777 or (0o755 if folder else 0o644), 0, b"")
+    member_kind = SYMLINK if kind == stat.S_IFLNK else DIRECTORY if folder else FILE
+    return Member(name, member_kind, size, mode & 0o777 or (0o755 if folder else 0o644), 0, b"")
 
 
 def _time(date: int, clock: int) -> int:
@@ -175,9 +176,11 @@ def _time(date: int, clock: int) -> int:
 
     A date that no calendar has is moved on.
 
-    By hand: where this runs there may be no `calendar` to import.
+    Computed here, because the module `calendar` may not be importable in a sandbox.
     """
-    year, month, day = 1980 + (date >> 9), min(max(date >> 5 & 15, 1), 12), max(date & 31, 1)
+    year = 1980 + (date >> 9)
+    month = min(max(date >> 5 & 15, 1), 12)
+    day = max(date & 31, 1)
     year -= month < 3  # leap days come last in years that begin in March
     days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * ((month + 9) % 12) + 2) // 5 + day - 719469
     return days * 86400 + (clock >> 11) * 3600 + (clock >> 5 & 63) * 60 + (clock & 31) * 2
@@ -190,9 +193,9 @@ def _check_local(fd: int, entry: _Entry) -> int:
     name = _pread(fd, names, entry.offset + _LOCAL.size)
     if magic != b"PK\3\4" or name != entry.raw or method != entry.method or flags & _ENCRYPTED:
         raise Refused("mismatch", entry.raw)
-    later = bool(flags & 8)  # the sizes stand behind the bytes
-    for told, known in ((size, entry.size), (packed, entry.packed)):
-        if told not in (known, _FULL64) and not (later and told == 0):
+    later = bool(flags & 8)  # the sizes come after the bytes
+    for stated, known in ((size, entry.size), (packed, entry.packed)):
+        if stated not in (known, _FULL64) and not (later and stated == 0):
             raise Refused("mismatch", entry.raw)
     return entry.offset + _LOCAL.size + int(names) + int(extras)
 
@@ -200,7 +203,8 @@ def _check_local(fd: int, entry: _Entry) -> int:
 def _content(fd: int, entry: _Entry, begin: int) -> Iterator[bytes]:
     import zlib
 
-    produced, crc = 0, 0
+    produced = 0
+    crc = 0
     for piece in _unpacked(fd, entry, begin):
         produced += len(piece)
         if produced > entry.size:
@@ -212,13 +216,14 @@ def _content(fd: int, entry: _Entry, begin: int) -> Iterator[bytes]:
 
 
 def _unpacked(fd: int, entry: _Entry, begin: int) -> Iterator[bytes]:
-    """In pieces of bounded size, however small the packed ones are."""
+    """Yield an entry's bytes in pieces of bounded size, however small the packed pieces are."""
     import zlib
 
     if entry.method == _STORED and entry.packed != entry.size:
         raise Refused("mismatch", entry.raw)
     inflate = zlib.decompressobj(-zlib.MAX_WBITS) if entry.method == _DEFLATED else None
-    at, end = begin, begin + entry.packed
+    at = begin
+    end = begin + entry.packed
     try:
         while at < end:
             data = _pread(fd, min(_CHUNK, end - at), at)
@@ -239,7 +244,7 @@ def _unpacked(fd: int, entry: _Entry, begin: int) -> Iterator[bytes]:
 
 
 def write(top: int, out: IO[bytes], caps: tree_pack.Caps) -> None:
-    """A folder as a zip stream. Names that are no text are refused: a zip has no way to say them."""
+    """Write a folder as a zip stream. Names that are no text are refused, as a zip cannot hold them."""
     import zipfile
 
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
@@ -295,7 +300,7 @@ def _zip_info(path: bytes, info: os.stat_result) -> zipfile.ZipInfo:
     except UnicodeDecodeError:
         raise Refused("not-text", path) from None
     if "\\" in name:
-        raise Refused("not-text", path)  # a separator to other systems
+        raise Refused("not-text", path)  # a separator on other systems
     date = time.gmtime(min(max(info.st_mtime, 315532800), 4354819199))[:6]  # a zip's years: 1980 to 2107
     made = zipfile.ZipInfo(name, date)
     made.create_system = 3

@@ -1,8 +1,8 @@
-"""Starts guestd in a box that another program walled: a container engine, gVisor, a virtual machine.
+"""Starts guestd in a box that another program isolates: a container engine, gVisor, a virtual machine.
 
-`backends.engine.guestd_bundle` makes one compiled file of it, with every module of ours and the places of the standard
-library's: under gVisor each file that is looked for and opened costs most of a millisecond. Run as it is, it imports
-our package from its files.
+`backends.engine.guestd_bundle` makes a compiled file of this module, with all our modules and the places of the
+standard library's: under gVisor each file that is looked for and opened costs most of a millisecond. Run from its
+source, this module imports our package from its files.
 """
 
 import os
@@ -14,14 +14,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
-# In the bundle: modules as (name, path, whether a package, code); extensions as (name, path); texts as (path, bytes).
+# The content of the bundle: modules as (name, path, whether a package, code); extensions as (name, path); texts as
+# (path, bytes).
 HELD: object = "held"
 
 
 class Bundle:
-    """Find and load what the bundle holds."""
+    """The finder and loader of the modules in the bundle."""
 
-    __module__ = "ringfence.guest.guestd.__main__"  # ours, for what forgets what is ours: this file is run as __main__
+    __module__ = "ringfence.guest.guestd.__main__"  # ours, and dropped with our modules; run as __main__
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ def work(job: Work, report_fd: int) -> int:
     try:
         _pass(connection)
     except OSError:
-        return 1  # one side is gone
+        return 1  # a side is gone
     return 0
 
 
@@ -49,7 +49,7 @@ def _connected(port: int) -> _socket.socket:
 
 
 def _pass(connection: _socket.socket) -> None:
-    """Until the server is done. Neither direction waits for the other: a server may answer before it has read all."""
+    """Pass bytes until the server is done. Each direction is independent: an answer may come early."""
     connection.setblocking(False)
     os.set_blocking(1, False)
     inwards = outwards = b""
@@ -61,7 +61,7 @@ def _pass(connection: _socket.socket) -> None:
             (1, select.POLLOUT if outwards else 0),
             (connection.fileno(), (0 if outwards else select.POLLIN) | (select.POLLOUT if inwards else 0)),
         ):
-            if events:  # without any, a hang-up would be an event for ever
+            if events:  # registered without events, a hang-up would be reported for ever
                 poll.register(fd, events)
         ready = dict(poll.poll())
         happened = ready.get(connection.fileno(), 0)
@@ -76,7 +76,7 @@ def _pass(connection: _socket.socket) -> None:
             except BlockingIOError:
                 continue
             except OSError:
-                inwards, asks = b"", False  # it reads no more; what it has said may still be there
+                inwards, asks = b"", False  # the server reads no more; its last bytes may still come
         if 1 in ready:
             outwards = outwards[os.write(1, outwards) :]
         elif not outwards and happened & ~select.POLLOUT:

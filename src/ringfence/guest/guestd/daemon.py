@@ -1,7 +1,7 @@
 """Owns a sandbox inside its monitor: starts what the host asks for, relays streams, waits, keeps the clocks.
 
-It believes nothing from inside: exit statuses come from waitid on the monitor's own children, pipe bytes are relayed
-unread, reports are passed on as text. It never waits for an answer: whoever is asked answers by an event.
+The daemon believes nothing from inside: exit statuses come from waitid on the monitor's own children, pipe bytes are
+relayed unread, reports are passed on as text. It never waits for an answer: every answer is an event.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WORTH_PARTS = 1 << 15
 _CPU_POLL_S = 0.05
 _START_S = 0.4
 _STRAYS_S = 0.1
-_HEAR_S = 5.0  # for the host to read what is left when all has ended
-_INTERRUPT_S = 0.4  # what a cell has to end by itself once it was interrupted
+_HEAR_S = 5.0  # how long the host may take to read the rest when all has ended
+_INTERRUPT_S = 0.4  # how long an interrupted cell may take to end by itself
 
 
 class Guestd:
@@ -45,15 +45,15 @@ class Guestd:
     ) -> None:
         self._monitor = monitor
         self._number = number
-        self.owner = owner  # of the pipes, so that a guest can open /dev/stdout; None: we are the same user
+        self.owner = owner  # the owner of the pipes, so that a guest can open /dev/stdout; None: the same user
         self._channel = channel
         self._channel.setblocking(False)
         self._cpu_fd = named.get("cpu", -1)
-        # Closed at the end: two are locks, which say that the sandbox is not gone.
+        # Closed at the end. Two of them are locks, which show that the sandbox is not gone.
         self._kept = [named[name] for name in ("cpu", "uid", "stake") if name in named]
         self._inside = inside(monitor, number, named.get("freezer", -1), self._finish_dying)
-        self.relaying: Relaying | None = None  # where connections go by this channel too
-        self.image = -1  # memory of another session, for one that is to become a copy of it
+        self.relaying: Relaying | None = None  # set where connections go by this channel too
+        self.image = -1  # memory of another session, for a session that becomes its copy
         self._wants_image: Job | None = None
         self._pipes_ahead: list[int] = []
         self._reader = framing.Reader()
@@ -64,13 +64,14 @@ class Guestd:
         self._pauses_when_idle = False
         self._paused_at: float | None = None
         self._idle_since = time.monotonic()
-        self._dying, self._heard_until = False, 0.0
-        self._last_word: bytes | None = None  # of a one-shot run: held back until nothing of it is left
+        self._dying = False
+        self._heard_until = 0.0
+        self._last_word: bytes | None = None  # the result of a one-shot run, held back until no process of it is left
 
     def take_image(self, fd: int) -> None:
         """Take a memory image.
 
-        It and the request for it come by different ways: whichever is first waits for the other.
+        The image and the request for it come by different ways: the first waits for the second.
         """
         if self.image >= 0:
             os.close(self.image)
@@ -90,11 +91,11 @@ class Guestd:
     def maker_gone(self) -> None:
         self._inside.maker_gone()
         if not self._inside.ready:
-            self.close()  # without a word: the host refused nothing, and another can be made
+            self.close()  # without a report: another sandbox can be made
         self._finish_dying()
 
     def failed(self, error: str, number: int | None, fds: list[int]) -> None:
-        """Report that the sandbox could not be built, or get no new spawner. `fds`: pidfds of what was made of it."""
+        """Report that the sandbox could not be built, or get no new spawner. `fds`: pidfds of what was made."""
         if self._inside.ready:
             self._inside.no_spawner(number or errno.EIO, error)
             self._finish_dying()
@@ -112,9 +113,9 @@ class Guestd:
         self._monitor.watch(self._channel.fileno(), select.EPOLLIN, self._on_channel)
         self.say(ev="ready", init=self._inside.init_pid)
         try:
-            self._pipes_ahead = output_pipes(self.owner)  # of the first job: nobody waits for them now
+            self._pipes_ahead = output_pipes(self.owner)  # for the first job, while no caller waits
         except OSError:
-            self._pipes_ahead = []  # the job that finds none meets the same, and tells its caller
+            self._pipes_ahead = []  # the job that finds no pipes meets the same error, and reports it
 
     # the channel
 
@@ -185,7 +186,7 @@ class Guestd:
     def congested(self) -> bool:
         return len(self._out) > _SEND_BUFFER_STOP
 
-    # what jobs need of us
+    # what jobs need of guestd
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
         self._monitor.watch(fd, events, handler)
@@ -199,16 +200,16 @@ class Guestd:
             return
         head = framing.HEADER.pack(len(data), kind, stream)
         try:
-            sent = self._channel.sendmsg([head, data])  # much of it: not copied once more
+            sent = self._channel.sendmsg([head, data])  # large data is not copied once more
         except OSError:
-            sent = 0  # `_send` meets the same, and knows what to do
+            sent = 0  # `_send` meets the same error, and handles it
         if sent < len(head):
             self._send(head[sent:] + data)
         elif sent < len(head) + len(data):
             self._send(data[sent - len(head) :])
 
     def output_pipes(self) -> list[int]:
-        """For the caller to close. Raises OSError."""
+        """Return pipes for stdout and stderr, for the caller to close. Raises OSError."""
         pipes, self._pipes_ahead = self._pipes_ahead, []
         return pipes or output_pipes(self.owner)
 
@@ -224,11 +225,11 @@ class Guestd:
             if lost:
                 self.close()
             return
-        # Nothing outlives a one-shot run: what it left behind is gone before the host hears of its end (L02).
+        # No process outlives a one-shot run: all are gone before the host gets the result (L02).
         if self._inside.has_children():
             self._last_word = word
         else:
-            self._send(word)  # before PID 1's end, which may take the CPU that the host waits for
+            self._send(word)  # before PID 1 ends, which may take the CPU time that the host needs
         self._inside.kill()
 
     # requests of the host
@@ -282,7 +283,7 @@ class Guestd:
             job.start(self._inside)
 
     def _begin_cell(self, job: Job, request: Request) -> None:
-        """The host tells the interpreter a cell right after this."""
+        """Begin a cell. The host sends the cell to the interpreter right after this."""
         self._resume()
         job.begin_cell(request["n"])
         self._set_deadlines(job, request)
@@ -310,7 +311,7 @@ class Guestd:
     def _pause(self, *, asked: bool) -> None:
         """Freeze the sandbox and stop its clocks.
 
-        CPU time stands still by itself. Not `asked`: the sandbox was idle too long.
+        CPU time stops by itself. Without `asked`, the sandbox was idle too long.
         """
         if self._paused_at is None and self._inside.freeze(asked=asked):
             self._paused_at = time.monotonic()
@@ -334,16 +335,16 @@ class Guestd:
 
     @property
     def expects_children(self) -> bool:
-        """Whether a process may exist that the forker or the spawner has yet to tell us of."""
+        """Return whether a process may exist that the forker or the spawner has yet to report."""
         return not self._dying and (not self._inside.ready or self._inside.answer_by is not None)
 
     @property
     def expects_since(self) -> float:
-        """When what is expected began, in seconds since boot."""
+        """Return when the oldest unreported process began, in seconds since boot."""
         return self._inside.expects_since
 
     def next_wait(self) -> float | None:
-        """Seconds until a clock of this sandbox may run out; None when none runs."""
+        """Return the seconds until a clock of this sandbox may run out; None when none runs."""
         if self._paused_at is not None and not self._dying:
             return None
         ends = [job.deadline for job in self._jobs.values() if job.deadline is not None]
@@ -385,18 +386,19 @@ class Guestd:
             self._pause(asked=False) if self._pauses_when_idle else self._end("idle")
 
     def _time_is_up(self, job: Job, why: str) -> None:
-        """A cell is interrupted first, so that its session may live on; whatever does not end then is killed."""
+        """End a job. A cell is interrupted first, so that its session may live on; what does not end then is killed."""
         if not job.session or not job.inner_pid or job.hurried:
             self._end_job(job, job.time_is_up or why)
             return
         job.hurried = True
         job.time_is_up = why
-        job.deadline, job.cpu_deadline = time.monotonic() + _INTERRUPT_S, None
+        job.deadline = time.monotonic() + _INTERRUPT_S
+        job.cpu_deadline = None
         self.say(ev="interrupted", id=job.id, why=why)
         job.signal(fast_stdlib.SIGINT)
 
     def _cpu_used(self, job: Job) -> float:
-        """By the whole sandbox; where no cgroup counts that, by the session's interpreter."""
+        """Return the CPU time of the whole sandbox; where no cgroup counts that, of the session's interpreter."""
         if self._cpu_fd < 0:
             return job.cpu_used()
         text = os.pread(self._cpu_fd, 256, 0)
@@ -405,8 +407,8 @@ class Guestd:
         return int(text) / 1e9  # cgroup v1 cpuacct.usage
 
     def _end_job(self, job: Job, why: str) -> None:
-        """Kill its whole tree, daemonised children included (D10, D11)."""
-        self._resume()  # on cgroup v1 what is frozen takes no signal (D18)
+        """Kill a job's whole tree, daemonised children included (D10, D11)."""
+        self._resume()  # on cgroup v1 a frozen process takes no signal (D18)
         if not job.exited:
             job.why = job.why or why
         job.deadline = job.cpu_deadline = None
@@ -414,7 +416,7 @@ class Guestd:
             if job.hurried:
                 self._give_up(job)
             job.hurried = True
-            job.deadline = time.monotonic() + _START_S  # it is killed as soon as it starts, which is now or never
+            job.deadline = time.monotonic() + _START_S  # the job is killed as soon as it starts, which is now or never
         elif job.alone:
             job.signal(fast_stdlib.SIGKILL)
         elif job.one_shot:
@@ -427,7 +429,7 @@ class Guestd:
             self._inside.kill_all_but(others, since=job.asked_at, on_stuck=lambda: self._end("tree-stuck"))
 
     def _clear(self) -> None:
-        """Kill everything but what makes processes. A job that is asked for from now on starts when that is done."""
+        """Kill every process but those that make processes. A job that is requested from now on starts after that."""
         self._resume()  # on cgroup v1 a frozen process takes no SIGKILL (D18)
         for job in self._jobs.values():
             if not job.exited:
@@ -435,7 +437,7 @@ class Guestd:
         self._inside.kill_all_but(list, since=0.0, on_stuck=lambda: self._end("tree-stuck"))
 
     def _give_up(self, job: Job) -> None:
-        """It was not even started: the guest stopped the spawner."""
+        """Give up a job that was not even started, because the guest stopped the spawner."""
         self._inside.give_up(job)
         job.abandon()
         self._jobs.pop(job.id, None)
@@ -452,7 +454,7 @@ class Guestd:
             self.close()
 
     def _on_init_gone(self) -> None:
-        """PID 1 is gone and with it every process inside."""
+        """End the sandbox: PID 1 is gone, and with it every process inside."""
         if self._last_word is not None:
             self._send(self._last_word)
             self._last_word = None
@@ -462,7 +464,7 @@ class Guestd:
             self._end("init-lost")
 
     def close(self) -> None:
-        """Kill everything. What is left to do follows by events: every child is reaped, then the channel is closed."""
+        """Kill everything. The rest follows by events: every child is reaped, then the channel is closed."""
         if self._dying:
             return
         self._dying = True
@@ -475,7 +477,7 @@ class Guestd:
         self._finish_dying()
 
     def pidfds(self) -> list[int]:
-        """Of every child of the monitor that is known here."""
+        """Return the pidfds of all known children of the monitor."""
         return [*self._inside.pidfds(), *(job.pidfd for job in self._jobs.values() if job.pidfd >= 0)]
 
     def _finish_dying(self) -> None:
@@ -491,17 +493,17 @@ class Guestd:
         for fd in (*self._kept, self.image, *self._pipes_ahead):
             if fd >= 0:
                 os.close(fd)
-        self._channel.close()  # last: whoever waits for it finds the locks free
+        self._channel.close()  # last, so that a caller that waits for it finds the locks free
         number, self._number = self._number, -1
         self._monitor.gone(number)
 
     def crashed(self, error: str) -> None:
         """Report that the monitor ends by a fault of our own code, and send what the host has not read yet."""
         self.say(ev="crashed", error=error)
-        if self._out:  # else it may be closed already, where nobody is left to hear it
+        if self._out:  # otherwise it may be closed already, as the host has read all
             self._channel.settimeout(0.2)
             try:
                 self._channel.sendall(self._out)
             except OSError:
-                pass  # nobody reads
+                pass  # the host does not read
             self._out.clear()

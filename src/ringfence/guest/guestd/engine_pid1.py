@@ -1,9 +1,9 @@
-"""guestd inside a box that somebody else walled: a container, gVisor, a virtual machine. It is PID 1 there.
+"""guestd as PID 1 of a box that another program isolates: a container, gVisor, a virtual machine.
 
-Exit statuses then come from inside, so everything is done that a guest cannot touch this process: it is not dumpable,
-every guest is one Landlock domain deeper where the kernel has Landlock, and it never opens what a guest names. Limits
-are the wall's. The channel is a socket that the host shows inside until guestd has connected, or standard input and
-output; nobody else has them.
+Exit statuses then come from inside. Therefore guests must not be able to touch this process: it is not dumpable, every
+guest is a Landlock domain deeper where the kernel has Landlock, and it opens nothing that a guest names. The engine
+enforces the limits. The channel is a socket that the host shows inside until guestd has connected, or standard input
+and output; no other process has it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringfence.guest import job_modules
 from ringfence.guest.guestd import daemon
 from ringfence.guest.guestd.job import make_terminal
 from ringfence.guest.guestd.supervisor import Inside
-from ringfence.guest.interpreter import exec_python, node
+from ringfence.guest.interpreter import exec_commands
 from ringfence.guest.launch import listeners, pid1, spawner
 from ringfence.shared import children, fast_stdlib, framing, proc, syscalls
 from ringfence.shared.event_loop import Loop
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
     from ringfence.guest.guestd.protocols import Fence, Handed, Told
 
 
-_PLACE = "/sys"  # covered for a moment
+_PLACE = "/sys"  # covered by a mount for a moment
 _GROUP = f"{_PLACE}/guests"
 _READ = 1 << 16
 _BUFFER = 1 << 21
-_NUMBER = 1  # there is one sandbox
+_NUMBER = 1  # there is only one sandbox
 _QUIET_S = 0.03
-_MOST_JOBS = 48  # at once, where the kernel holds no such limit and one too many ends it
+_MOST_JOBS = 48  # at once, where the kernel enforces no such limit and a job too many ends it
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> NoReturn:
-    """Never returns. The end of the channel is the end of everything here."""
+    """Run guestd as PID 1. Never returns: the end of the channel ends every process here."""
     _check_place()
     syscalls.set_name("rf-guestd")
     channel = _Streams(*_ends())
-    told, handed = _told(channel)
-    _check_mounts(told)
+    setup, handed = _read_setup(channel)
+    _check_mounts(setup)
     _prepare()
     syscalls.set_dumpable(0)
-    alone = Alone(channel, told, handed)
+    alone = Alone(channel, setup, handed)
     alone.serve()
     os._exit(0)
 
@@ -84,11 +84,11 @@ def _ends() -> tuple[int, int]:
     return ends
 
 
-def _told(channel: _Streams) -> tuple[Told, list[int]]:
+def _read_setup(channel: _Streams) -> tuple[Told, list[int]]:
     """Read the first frame: what guests are to give up here, and what to listen on for the gateway.
 
-    With the frame may come a descriptor of the file where the wall counts CPU time. What this kernel does not know is
-    left out; the host asked.
+    A descriptor of the file where the engine counts CPU time may come with the frame. What this kernel does not know is
+    left out, and the host has asked about that before.
     """
     reader = framing.Reader()
     handed: list[int] = []
@@ -97,37 +97,37 @@ def _told(channel: _Streams) -> tuple[Told, list[int]]:
         if not data:
             os._exit(0)
         for _, _, payload in reader.feed(data):
-            told: Told = fast_stdlib.loads(payload)
-            fence = told["fence"]
+            setup: Told = fast_stdlib.loads(payload)
+            fence = setup["fence"]
             fence["landlock_abi"] = min(fence["landlock_abi"], syscalls.landlock_abi())
-            return told, handed
+            return setup, handed
 
 
-def _check_mounts(told: Told) -> None:
-    """Before there is a guest."""
-    if told["meant"] is not None:
+def _check_mounts(setup: Told) -> None:
+    """Check the mounts before there is a guest. A wrong mount ends this process."""
+    if setup["meant"] is not None:
         from ringfence.guest.guestd import mount_check
 
-        found = mount_check.wrong(told["meant"], "/proc/self", "/")
+        found = mount_check.wrong(setup["meant"], "/proc/self", "/")
         if found is not None:
             os.write(2, f"{found}\n".encode("utf-8", "backslashreplace"))
             os._exit(1)
 
 
 def _prepare() -> None:
-    """Before there is a guest: what jobs need is in this process's memory, and theirs."""
-    if not __spec__.loader_state:  # read from files of ours: else all of it is here, and run when it is first used
+    """Load what jobs need into this process's memory, and so into theirs, before there is a guest."""
+    if not __spec__.loader_state:  # read from files; in a bundle, all code is in memory already
         job_modules.load()
-    exec_python.prepare()
-    node.prepare()
+    exec_commands.prepare()
 
 
 class _Streams:
     """Two descriptors, which may be the same, as the socket that guestd takes for its channel."""
 
     def __init__(self, coming: int, going: int) -> None:
-        self._in, self._out = coming, going
-        self._buffer = memoryview(bytearray(_BUFFER))  # one for all: a new one for each read is most of what it costs
+        self._in = coming
+        self._out = going
+        self._buffer = memoryview(bytearray(_BUFFER))  # shared: a new one would be most of a read's cost
 
     def fileno(self) -> int:
         return self._in
@@ -136,7 +136,7 @@ class _Streams:
     def out(self) -> int:
         return self._out
 
-    def setblocking(self, flag: bool) -> None:  # a socket's own signature
+    def setblocking(self, flag: bool) -> None:  # the signature of a socket
         for fd in (self._in, self._out):
             os.set_blocking(fd, flag)
 
@@ -144,13 +144,13 @@ class _Streams:
         self.setblocking(True)
 
     def recv(self, _: int) -> memoryview:
-        """To be used up before the next."""
+        """Receive into the shared buffer. The result is to be used before the next call."""
         return self._buffer[: os.readv(self._in, [self._buffer])]
 
     def recv_handed(self, handed: list[int]) -> bytes | memoryview:
-        """As `recv`; a descriptor that came along is added."""
+        """Receive as `recv` does, and add a descriptor that came along."""
         if self._in != self._out:
-            return self.recv(_READ)  # pipes, or two of them: nothing comes along
+            return self.recv(_READ)  # pipes bring no descriptors
         sock = fast_stdlib.from_fd(os.dup(self._in), fast_stdlib.SOCK_STREAM)
         data, fds = fast_stdlib.recv_fds(sock, _READ, 1)
         sock.close()
@@ -176,9 +176,9 @@ class _Streams:
 class Counted:
     """The count of guest processes and of their CPU time inside gVisor.
 
-    Its kernel knows no RLIMIT_NPROC, and has cgroups with the controllers pids and cpuacct. The hierarchy is mounted,
-    taken descriptors of, and unmounted before there is a guest: nobody inside has a path to it. Raises OSError where
-    the kernel has no such controller, or guestd has no right to it.
+    gVisor's kernel knows no RLIMIT_NPROC, and has cgroups with the controllers pids and cpuacct. The hierarchy is
+    mounted, its files are opened, and it is unmounted before there is a guest: no process inside has a path to it.
+    Raises OSError where the kernel has no such controller, or guestd has no right to it.
     """
 
     def __init__(self, most: int) -> None:
@@ -187,8 +187,8 @@ class Counted:
         try:
             os.mkdir(_GROUP)
             _write(f"{_GROUP}/pids.max", most)
-            self.join = _held(f"{_GROUP}/cgroup.procs", os.O_WRONLY)  # who writes 0 there is counted, with its children
-            self.cpu = _held(f"{_GROUP}/cpuacct.usage", os.O_RDONLY)  # nanoseconds, of those that have ended too
+            self.join = _held(f"{_GROUP}/cgroup.procs", os.O_WRONLY)  # a process joins by writing 0
+            self.cpu = _held(f"{_GROUP}/cpuacct.usage", os.O_RDONLY)  # nanoseconds, of ended processes too
             self._current = _held(f"{_GROUP}/pids.current", os.O_RDONLY)
         finally:
             syscalls.umount(_PLACE)
@@ -215,44 +215,44 @@ def _write(path: str, number: int) -> None:
 
 
 class Alone(Loop):
-    """The loop of guestd as PID 1: does for its only sandbox what a monitor does for its sandboxes."""
+    """The loop of guestd as PID 1: does for its only sandbox what a monitor does for many."""
 
-    def __init__(self, channel: _Streams, told: Told, handed: list[int]) -> None:
+    def __init__(self, channel: _Streams, setup: Told, handed: list[int]) -> None:
         super().__init__()
         self._channel = channel
-        self._fence = told["fence"]
+        self._fence = setup["fence"]
         self._ended = False
         self._orders: list[Callable[[], None]] = []
         woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _signal.set_wakeup_fd(self._wake)
         _signal.signal(fast_stdlib.SIGCHLD, _nothing)
         self.watch(woken, select.EPOLLIN, lambda _: self._on_child(woken))
-        siblings = not told["gvisor"] and _can_make_siblings()
-        self.counted = Counted(self._fence["processes"]) if told["gvisor"] else None
+        siblings = not setup["gvisor"] and _can_make_siblings()
+        self.counted = Counted(self._fence["processes"]) if setup["gvisor"] else None
         counts = handed if self.counted is None else [self.counted.cpu]
         files = dict(zip(("cpu",), counts, strict=False))
         self._box = daemon.Guestd(self, _NUMBER, channel, files, owner=None, inside=_Within if siblings else _Forking)
-        self._let_out(told)
-        if told["gvisor"] or told["outlets"] is not None:
-            syscalls.drop_capabilities()  # for the count of processes, and for loopback's address
-        if told["gvisor"]:
-            os.dup2(0, 2)  # a file of the host's, which a guest there could open by /proc/1/fd and fill (F16)
+        self._let_out(setup)
+        if setup["gvisor"] or setup["outlets"] is not None:
+            syscalls.drop_capabilities()  # kept until here for the count of processes and for loopback's address
+        if setup["gvisor"]:
+            os.dup2(0, 2)  # fd 2 was a file of the host, which a guest could open by /proc/1/fd and fill (F16)
         self._box.built(self._spawner() if siblings else [], os.getpid())
 
-    def _let_out(self, told: Told) -> None:
-        """What listens for the gateway, before there is a guest."""
-        if told["outlets"] is None:
+    def _let_out(self, setup: Told) -> None:
+        """Make the listeners for the gateway, before there is a guest."""
+        if setup["outlets"] is None:
             return
-        if told["hands"]:
-            listeners.hand_over(told["outlets"], self._channel.fileno())
+        if setup["hands"]:
+            listeners.hand_over(setup["outlets"], self._channel.fileno())
         else:
             from ringfence.guest.guestd.relay import Relaying
 
-            self._box.relaying = Relaying(self, self._box, told["outlets"])
+            self._box.relaying = Relaying(self, self._box, setup["outlets"])
 
     def serve(self) -> None:
         if not fast_stdlib.readable(self._channel.fileno(), _QUIET_S):
-            job_modules.load()  # nobody has asked for anything yet: what comes then is faster
+            job_modules.load()  # while there is no request yet, so that the first is faster
         while not self._ended:
             orders, self._orders = self._orders, []
             for order in orders:
@@ -270,7 +270,7 @@ class Alone(Loop):
         self.reap_strays()
 
     def change(self, fd: int, events: int) -> None:
-        """Of the channel: its two directions may be two descriptors."""
+        """Change what the channel is watched for. Its two directions may be two descriptors."""
         out = self._channel.out
         if fd != self._channel.fileno() or fd == out:
             super().change(fd, events)
@@ -305,7 +305,7 @@ class Alone(Loop):
         return [ours.detach(), children.adopt(pid)]
 
     def reap_strays(self) -> None:
-        """Orphans are our children now. Those that a watcher waits for are not touched."""
+        """Reap orphans, which are our children here, but no child that a watcher waits for."""
         known = {children.number_of(handle) for handle in self._box.pidfds()}
         if self._box.expects_children:
             return
@@ -321,7 +321,7 @@ class Alone(Loop):
 
 
 class _Within(Inside):
-    """Here this process itself is PID 1."""
+    """The supervisor where this process itself is PID 1."""
 
     _stopped = False
 
@@ -330,11 +330,12 @@ class _Within(Inside):
     ) -> None:
         self._awaited -= 1
         self.init_pid = init_pid
-        self._on_init_gone, self._on_ready = on_init_gone, on_ready
+        self._on_init_gone = on_init_gone
+        self._on_ready = on_ready
         self._take_spawner(fds)
 
     def kill(self) -> None:
-        """Everything but this process."""
+        """Kill every process but this one."""
         self._signal_all(fast_stdlib.SIGKILL)
 
     def _signal_all(self, number: int) -> None:
@@ -350,7 +351,7 @@ class _Within(Inside):
             on_stuck()
 
     def freeze(self, *, asked: bool) -> bool:
-        """Whoever asks has the wall freeze everything, this process too. When nobody does, guests are stopped here."""
+        """Stop the guests here, unless the host asked: the engine then freezes everything, this process too."""
         self._stopped = not asked
         if self._stopped:
             self._signal_all(fast_stdlib.SIGSTOP)
@@ -369,7 +370,7 @@ class _Within(Inside):
 
 
 class _Forking(_Within):
-    """Where the kernel makes no siblings, each guest is a fork of this very process."""
+    """The supervisor where the kernel makes no siblings: each guest is a fork of this very process."""
 
     _monitor: Alone
 
@@ -427,4 +428,4 @@ def _can_make_siblings() -> bool:
 
 
 def _nothing(*_: object) -> None:
-    """A handler, so that the signal wakes the loop."""
+    """Do nothing: with a handler, the signal wakes the loop."""

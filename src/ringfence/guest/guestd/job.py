@@ -1,4 +1,4 @@
-"""Owns a job of a sandbox, as its monitor sees it: streams, standard input, report and end."""
+"""Owns a sandbox's job as the monitor sees it: streams, standard input, report and end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from ringfence.guest.guestd.supervisor import Inside
 
 _READ = 1 << 16
-_READ_FILES = 1 << 17  # a file worker moves much; more would not go into the channel at once
+_READ_FILES = 1 << 17  # a file worker moves much data; more would not fit into the channel at once
 _WRITE = 1 << 18
 _PIPE_FILES = 1 << 20
-_WORTH_TELLING = 1 << 16  # of what went to an interpreter by its line
+_WORTH_TELLING = 1 << 16  # bytes written to an interpreter's line that are worth a message
 _WITH_LINE = ("python", "fresh", "javascript", "session")
-_PIECE = 64  # what each piece is charged beyond its bytes, as the host counts it (F16)
+_PIECE = 64  # the charge for each piece besides its bytes, as the host counts (F16)
 _REPORT_CAP = 1 << 18
-_DISCARDED = 16 << 20  # what is read and dropped of a child that outlives its job; then its writes are EPIPE (D16, F16)
+_DISCARDED = 16 << 20  # bytes dropped of a child that outlives its job; then its writes fail (D16, F16)
 _AFTER_EXIT = (1 << 20) + _READ  # a pipe holds at most 1 MiB; more than that was written after the exit
 _END_OF_INPUT = b"\x04"  # what Ctrl-D is on a terminal
 _TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ, _TIOCSCTTY = 0x40045431, 0x80045430, 0x5414, 0x540E
@@ -38,13 +38,13 @@ class Job:
         self.id = number
         self.one_shot = bool(request["one_shot"])
         kind = request["job"]["kind"]
-        self.alone = kind in ("file", "connect")  # it starts no process, and is killed without a look at others
+        self.alone = kind in ("file", "connect")  # it starts no process, and is killed without looking for others
         self.session = kind == "session"
         self.in_cell = not self.session  # a session between two cells does not keep the sandbox from being idle
-        self._cell = 0  # the number of the one that runs, or ran last
+        self._cell = 0  # the number of the cell that runs, or ran last
         self.exited = False
-        self.hurried = False  # its end was asked for, before it started or while a cell ran
-        self.time_is_up: str | None = None  # why its cell was interrupted
+        self.hurried = False  # whether its end was requested, before it started or while a cell ran
+        self.time_is_up: str | None = None  # the reason why the cell was interrupted
         self.asked_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.inner_pid = 0
         self.why: str | None = None
@@ -58,9 +58,9 @@ class Job:
         self._has_line = kind in _WITH_LINE
         self._line = (
             Feed(guestd, number, _WORTH_TELLING) if self.session else None
-        )  # who runs one piece of code is told nothing
+        )  # a run of a single piece of code gets no messages
         self._outputs: dict[int, int] = {}  # descriptor → frame type
-        self._said = b""  # read from its line and not passed on yet
+        self._said = b""  # bytes read from the line and not passed on yet
         self._report_fd = -1
         self._report = bytearray()
         self._credit = request["credit"]
@@ -90,9 +90,10 @@ class Job:
 
         `terminal`: the master end of its terminal, if the job was to have a terminal.
         """
-        self.pidfd, self.inner_pid = pidfd, inner_pid
+        self.pidfd = pidfd
+        self.inner_pid = inner_pid
         if self.why is not None:
-            self.signal(fast_stdlib.SIGKILL)  # its end was asked for before it began
+            self.signal(fast_stdlib.SIGKILL)  # its end was requested before it began
         out, err, report = self._opened
         if terminal >= 0:
             self._take_terminal(terminal)
@@ -122,9 +123,11 @@ class Job:
             self._stdin.open(os.dup(fd), terminal=True)
 
     def begin_cell(self, number: int) -> None:
-        """Or any other piece of work for a process that stays, which has the number 0."""
-        self.in_cell, self._cell = True, number
-        self.hurried, self.time_is_up = False, None
+        """Begin a cell, or another piece of work for a process that stays, which has the number 0."""
+        self.in_cell = True
+        self._cell = number
+        self.hurried = False
+        self.time_is_up = None
 
     def end_cell(self, number: int) -> bool:
         """Note that a cell has ended. False when another cell runs by now, whose clocks go on."""
@@ -139,7 +142,7 @@ class Job:
         self._guestd.refused(self, number, error)
 
     def _pipes(self) -> list[int]:
-        """The guest's ends. Raises OSError, and then none is left open."""
+        """Make the job's pipes and return the guest's ends. Raises OSError, and then none is left open."""
         made: list[int] = []
         try:
             made = self._guestd.output_pipes()
@@ -151,7 +154,8 @@ class Job:
             made.append(stdin)
             line = self._line_input()
             made += line
-            # Room for the handle of its process: lost on its way here, that could not be waited for.
+            # Room for the handle of its process: if the handle were lost on its way, the process could not be waited
+            # for.
             os.close(os.dup(stdin))
         except OSError:
             for fd in made:
@@ -175,9 +179,9 @@ class Job:
         return stdin
 
     def _line_input(self) -> list[int]:
-        """Make the pipe by which a session hears the host.
+        """Make the pipe by which a session reads the host's messages.
 
-        A session's line is two pipes and no socket: by a socket a guest could hand us files, and to close a connection
+        A session's line is two pipes and no socket: by a socket a guest could send us files, and closing a connection
         that lingers takes as long as the guest likes (D03).
         """
         if self._line is None:
@@ -226,12 +230,12 @@ class Job:
         return on_line if self._outputs[fd] == framing.LINE else on_output
 
     def _read_line(self, fd: int) -> None:
-        """What was printed before a message comes before it: so the message is read first, and passed on last."""
+        """Read a message and what was printed before it: the message is read first and passed on last."""
         if not self._said and self._credit > 0:
             try:
                 self._said = os.read(fd, min(_READ, self._credit))
             except OSError:
-                self._said = b""  # `_read` meets the same
+                self._said = b""  # `_read` meets the same error
         for other in [each for each in self._outputs if each != fd]:
             while other in self._outputs and not self._paused and self._read(other):
                 pass
@@ -239,7 +243,7 @@ class Job:
             self._read(fd)
 
     def _read(self, fd: int) -> bool:
-        """Pass on what there is. False when there is nothing now, or nobody to take it."""
+        """Pass on what has come. Return False when there is nothing now, or the host takes nothing."""
         if self._credit <= 0 or self._guestd.congested:
             self._pause()
             return False
@@ -249,7 +253,7 @@ class Job:
             if self._status is not None:
                 self._let_go(fd)
             return False
-        except OSError:  # EIO: nobody has the terminal open any more; a line reset by the end of its other side
+        except OSError:  # EIO: no process has the terminal open; or the line was reset by the other side
             data = b""
         if not data:
             self._close_output(fd)
@@ -303,9 +307,9 @@ class Job:
             self._line.close()
 
     def _let_go(self, fd: int) -> None:
-        """The process has ended and this pipe is drained, but a child of its holds the other end (D16).
+        """Drop a drained pipe after the process has ended, though a child of that process has the other end (D16).
 
-        Its later output goes nowhere, and it does not block.
+        The child's later output goes nowhere, and the child does not block.
         """
         self._guestd.unwatch(fd)
         del self._outputs[fd]
@@ -326,7 +330,7 @@ class Job:
             self._stdin.end()
 
     def tell(self, data: bytes) -> None:
-        """To the interpreter, by its line."""
+        """Send a message to the interpreter, by its line."""
         if self._line is not None:
             self._line.write(data)
 
@@ -336,14 +340,14 @@ class Job:
             set_terminal_size(self._terminal_fd, cols, rows)
 
     def cpu_used(self) -> float:
-        """Seconds, by its first process alone."""
+        """Return the CPU time in seconds, of the first process alone."""
         if self.pidfd < 0:
             return 0.0
-        clock = ~children.number_of(self.pidfd) << 3 | 2  # as clock_getcpuclockid makes it
+        clock = ~children.number_of(self.pidfd) << 3 | 2  # the way clock_getcpuclockid does
         try:
             return time.clock_gettime(clock)
         except OSError:
-            return 0.0  # it ended just now
+            return 0.0  # the process ended just now
 
     # the end
 
@@ -359,7 +363,7 @@ class Job:
         self._report += data
         if not data or len(self._report) >= _REPORT_CAP:
             del self._report[_REPORT_CAP:]
-            self._close_report()  # past the cap nobody reads: a flood here must not cost us CPU time (F16)
+            self._close_report()  # beyond the cap nothing is read: a flood must not cost us CPU time (F16)
 
     def _close_report(self) -> None:
         if self._report_fd >= 0:
@@ -371,7 +375,7 @@ class Job:
         info = children.wait(self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if info is None:
             return
-        usage = os.wait4(info.si_pid, 0)[2]  # the same child, still unreaped: its number is its own
+        usage = os.wait4(info.si_pid, 0)[2]  # the child is still unreaped, so its number is its own
         self._guestd.unwatch(self.pidfd)
         children.close(self.pidfd)
         self.pidfd = -1
@@ -394,7 +398,7 @@ class Job:
         return len(self._report) > before
 
     def _drain(self) -> None:
-        """Relay what the process wrote before its end, and nothing that its children write later."""
+        """Relay what the process wrote before its end, and nothing that children write later."""
         for fd in list(self._outputs):
             while fd in self._outputs and not self._paused:
                 self._read(fd)
@@ -411,7 +415,7 @@ class Job:
 
 
 def output_pipes(owner: int | None) -> list[int]:
-    """Of stdout and stderr: our two ends, then the guest's. Raises OSError, and then none is left open."""
+    """Make pipes for stdout and stderr: our two ends, then the guest's. Raises OSError, and then none is left open."""
     out, out_theirs = os.pipe2(os.O_CLOEXEC)
     try:
         err, err_theirs = os.pipe2(os.O_CLOEXEC)
@@ -427,8 +431,8 @@ def output_pipes(owner: int | None) -> list[int]:
 
 
 def _enlarge(*pipes: int) -> None:
-    """Fewer turns for much data. As small as it is where the kernel has no more for this user."""
-    import fcntl  # where it is needed: under gVisor it takes 3 ms of each start to load
+    """Enlarge a pipe, for fewer turns with much data. The pipe stays small if this user has no room for more."""
+    import fcntl  # only here: under gVisor it takes 3 ms to load at each start
 
     for fd in pipes:
         try:
@@ -446,7 +450,7 @@ def _discard(guestd: Guestd, fd: int) -> Callable[[int], None]:
             data = os.read(fd, _READ)
         except BlockingIOError:
             return
-        except OSError:  # EIO: nobody has the terminal open any more
+        except OSError:  # EIO: no process has the terminal open
             data = b""
         left -= len(data)
         if not data or left <= 0:
@@ -460,11 +464,10 @@ def _discard(guestd: Guestd, fd: int) -> Callable[[int], None]:
 
 
 class Feed:
-    """Bytes on their way into a guest by one descriptor.
+    """The bytes on their way into a guest by a descriptor.
 
-    Held while the guest does not read, dropped when it never will.
-
-    The host counts what is on its way, and is sent how much the guest has taken, in messages of `worth` bytes or more.
+    Bytes are held while the guest does not read, and dropped when it never will. The host counts the bytes on their
+    way: it is sent how much the guest has taken, in messages of `worth` bytes or more.
     """
 
     def __init__(self, guestd: Guestd, number: int, worth: int = 1) -> None:
@@ -481,7 +484,8 @@ class Feed:
     def open(self, fd: int, *, terminal: bool = False) -> None:
         """Write to `fd` from now on, and own that descriptor."""
         os.set_blocking(fd, False)
-        self._fd, self._terminal = fd, terminal
+        self._fd = fd
+        self._terminal = terminal
         if self._pending or self._ended:
             self._push()
 
@@ -491,7 +495,7 @@ class Feed:
             self._push()
 
     def end(self) -> None:
-        """Close the descriptor when all is written: no more will come. On a terminal the end is a character."""
+        """Close the descriptor when all is written, as no more will come. On a terminal the end is a character."""
         if self._terminal and not self._ended:
             self._pending += _END_OF_INPUT
         self._ended = True
@@ -507,7 +511,7 @@ class Feed:
 
     def _on_room(self, events: int) -> None:
         if self._terminal and events & select.EPOLLHUP:
-            self._lose()  # nobody has it open, and the kernel would say so for ever while it is full
+            self._lose()  # no process has it open, and the kernel would report that for ever while it is full
         else:
             self._push()
 
@@ -527,7 +531,7 @@ class Feed:
         except BlockingIOError:
             self._guestd.unwatch(self._fd)
             self._guestd.watch(self._fd, select.EPOLLOUT, self._on_room)
-        except OSError:  # EPIPE, on a terminal EIO: nobody reads any more
+        except OSError:  # EPIPE, on a terminal EIO: there is no reader any more
             self._lose()
             return
         if self._taken >= self._worth:
@@ -545,8 +549,8 @@ class Feed:
 
 
 def make_terminal(cols: int, rows: int) -> tuple[int, int]:
-    """Master and slave of a new terminal of this sandbox's own devpts."""
-    from fcntl import ioctl  # where it is needed, as in job
+    """Return master and slave of a new terminal of this sandbox's own devpts."""
+    from fcntl import ioctl  # only here, as above
 
     master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     try:

@@ -1,9 +1,9 @@
-"""Whether what is mounted in a box is what the host meant to show there.
+"""Checks that what is mounted in a box is what the host meant to show there.
 
-An engine finds the source and the target of every mount by its path, again. A sandbox that writes to the same folder
-could have exchanged a part of such a path for a link meanwhile, which leads out of the folder. And an engine may have
-been told by its own settings to show more of the host, which it does not always tell: Podman's containers.conf and
-mounts.conf. So each place is looked at before there is a guest: by guestd, or by the host through /proc.
+An engine looks the source and the target of every mount up again, by path. A sandbox that writes to the same folder
+could meanwhile have replaced a part of such a path by a link out of the folder. And an engine's own settings may show
+more of the host, which the engine does not always report: Podman's containers.conf and mounts.conf. Therefore each
+place is checked before there is a guest: by guestd, or by the host through /proc.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def opened(path: str, root: str = "/") -> int:
-    """A descriptor of `path` below `root`, for which no link is followed. Raises OSError."""
+    """Return a descriptor of `path` below `root`, following no link. Raises OSError."""
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in path.split("/"):
         if part:
@@ -35,10 +35,11 @@ def opened(path: str, root: str = "/") -> int:
 
 
 def wrong(meant: Meant, process: str, root: str) -> str | None:
-    """What is not as it was meant, for people; None when all is.
+    """Return what is not mounted as it was meant, in words; None when all is.
 
-    `process`: the folder in /proc of one that has the mounts, `root`: its root. By their numbers, which nobody can
-    exchange: every mount at or below a writable one is one that was looked at, or brings what the host has there.
+    `process`: the folder in /proc of a process with the mounts, `root`: its root. Mounts are compared by their numbers,
+    which no process can exchange: every mount at or below a writable mount was checked, or brings what the host has
+    there.
     """
     held: dict[str, str] = {}  # number of a mount → its target
     for target, device, inode, _ in meant["places"]:
@@ -47,7 +48,8 @@ def wrong(meant: Meant, process: str, root: str) -> str | None:
         except OSError as error:
             return f"{target} cannot be looked at ({error.strerror or error})"
         try:
-            status, number = os.fstat(fd), _mount_of(fd)
+            status = os.fstat(fd)
+            number = _mount_of(fd)
         finally:
             os.close(fd)
         if (status.st_dev, status.st_ino) != (device, inode) or number in held:
@@ -56,14 +58,14 @@ def wrong(meant: Meant, process: str, root: str) -> str | None:
     return _wrong_mount(meant, held, f"{process}/mountinfo") or stray(meant, process)
 
 
-# Of an engine's own making, in every container: what it says of the box itself, and the kernel's own.
+# Mounts that an engine makes in every container: its facts about the box, and the kernel's file systems.
 _KERNELS = ("proc", "sys", "dev")
 _ENGINES = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/run/.containerenv", "/etc/system-fips")
-_POLICIES = "/etc/crypto-policies/"  # the image's own, where the host is in FIPS mode
+_POLICIES = "/etc/crypto-policies/"  # files of the image, on a host in FIPS mode
 
 
 def stray(meant: Meant, process: str) -> str | None:
-    """A mount that was not asked for, for people; None when there is none."""
+    """Return a mount that was not asked for, in words; None when there is none."""
     if meant["targets"] is None:
         return None
     brought = {(device, root) for device, root in meant["brought"]}
@@ -75,7 +77,7 @@ def stray(meant: Meant, process: str) -> str | None:
         for target in meant["targets"]
     }
     own = {what for where, what in rows if where == "/"}
-    again = [where for where, what in rows if what in own and where != "/"]  # where the engine's own folders are shown
+    again = [where for where, what in rows if what in own and where != "/"]  # places of the engine's folders
     for where, what in rows:
         if where in targets or where in _ENGINES or where.split("/")[1] in _KERNELS or where.startswith(_POLICIES):
             continue
@@ -83,7 +85,7 @@ def stray(meant: Meant, process: str) -> str | None:
             continue
         if any(where == root or where.startswith(f"{root}/") for root in again):
             continue
-        return f"{where} is a mount that nobody asked for"
+        return f"{where} is a mount that was not requested"
     return None
 
 
@@ -109,5 +111,5 @@ def _wrong_mount(meant: Meant, held: dict[str, str], path: str) -> str | None:
         while above in mounts and above not in held and mounts[above].parent != above:
             above = mounts[above].parent
         if above in held and number not in held and (mount.device, mount.root) not in brought:
-            return f"{mount.target} is a mount that nobody asked for"
+            return f"{mount.target} is a mount that was not requested"
     return None

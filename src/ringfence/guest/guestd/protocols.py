@@ -1,6 +1,6 @@
-"""The shapes of the JSON that the library sends to the guest's side, and what guestd needs of the process it is in.
+"""The shapes of the JSON that the library sends to the guest's side, and what guestd needs of its own process.
 
-For type checkers alone: never imported when running.
+This module is for type checkers alone and never imported at run time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Op = list[Any]
 
 
 class Fence(TypedDict):
-    """What a process gives up, step by step; each is on unless a test took it out."""
+    """The rights that a process gives up, step by step. Each step is on unless a test left it out."""
 
     processes: int
     rlimits: dict[str, int]
@@ -33,21 +33,21 @@ class Fence(TypedDict):
 
 
 class Outlets(TypedDict):
-    """What a sandbox with a network listens on for the gateway."""
+    """The listeners of a sandbox with a network, for the gateway."""
 
     ports: list[int]
     proxy: int
-    streams: int  # connections at once where guestd relays them; more wait
+    streams: int  # the most connections at once where guestd relays; further ones wait
 
 
 class Meant(TypedDict):
-    """What is to stand at and below the writable mounts of a box, and where else anything is mounted."""
+    """The mounts that are meant to be at and below the writable mounts of a box, and elsewhere in it."""
 
     places: list[tuple[str, int, int, bool]]  # target, device and inode of what is shown there, writable
-    below: list[tuple[str, str]]  # what the host has mounted there, which comes along: device, root in it
-    flags: bool  # read-only is the mount's; else it is held elsewhere
-    targets: list[str] | None  # of all that was asked for; None: other mounts are not looked for
-    brought: list[tuple[str, str]]  # what the host has mounted below the sources of those: device, root in it
+    below: list[tuple[str, str]]  # mounts of the host there, which come along: device, root in it
+    flags: bool  # whether the mount itself is read-only; else it is enforced elsewhere
+    targets: list[str] | None  # targets of all requested mounts; None: other mounts are not looked for
+    brought: list[tuple[str, str]]  # mounts of the host below their sources: device, root in it
 
 
 class Told(TypedDict):
@@ -55,13 +55,13 @@ class Told(TypedDict):
 
     fence: Fence
     outlets: Outlets | None
-    hands: bool  # the channel takes descriptors, the listeners' too; else guestd relays
-    meant: Meant | None  # for guestd to look at, where the host cannot
-    gvisor: bool  # the kernel here is gVisor's: it makes no siblings, and its pids controller counts the guest
+    hands: bool  # whether the channel takes descriptors, also of listeners; else guestd relays
+    meant: Meant | None  # for guestd to check, where the host cannot
+    gvisor: bool  # whether the kernel is gVisor's, which makes no siblings and has a pids controller to count the guest
 
 
 class Plan(TypedDict):
-    """One sandbox. `owner` and the fence's `affinity` come with each."""
+    """The plan of a sandbox. `owner` and the fence's `affinity` come with each sandbox."""
 
     as_root: bool
     owner: int
@@ -79,18 +79,18 @@ class Hello(TypedDict):
     sys_path: list[str]
     preload: list[str]
     cgroups: list[str]  # directories to remove when the library is gone
-    record: str  # of what the library noted; there when something is, and then there is more to remove
-    uids: str | None  # directory of lock files, those that nobody holds then too
+    record: str  # the library's record, which exists if there is more to remove
+    uids: str | None  # directory of lock files; unheld files are removed too
     stakes: str  # directory with a file for each sandbox that needs placeholders
-    home: str  # of the caller, for the sweep
+    home: str  # the caller's home, for the sweep
 
 
 class Kept(TypedDict):
-    """What PID 1 spares when it kills a tree."""
+    """The processes that PID 1 spares when it kills a tree."""
 
     alone: list[int]
     trees: list[int]  # with their descendants
-    since: int  # clock ticks since boot: what is older
+    since: int  # clock ticks since boot: older processes are spared
 
 
 class Template(TypedDict):
@@ -98,7 +98,7 @@ class Template(TypedDict):
 
     ops: list[Op]
     as_root: bool
-    foreign: bool  # not the host's: its files are nobody's that we know
+    foreign: bool  # whether the files are not the host's, with unknown owners
 
 
 class Launch(TypedDict):
@@ -107,21 +107,21 @@ class Launch(TypedDict):
     box: int
     owner: int
     affinity: list[int]
-    waits: bool  # nobody wants it yet: it has time to rehearse
+    waits: bool  # whether no caller waits for it, so that it has time to rehearse
     plan_id: int
-    plan: Plan | None  # None: sent before under the same number
-    fds: list[str]  # what each descriptor that comes along is: channel, cpu, freezer, join, uid, listeners, disk, into
+    plan: Plan | None  # None: the plan was sent before under the same number
+    fds: list[str]  # what each descriptor is: channel, cpu, freezer, join, uid, listeners, disk, into
 
 
 class Given(TypedDict):
-    """A descriptor for a sandbox that exists: a memory image, or where to write what became of `protect`."""
+    """A descriptor for a running sandbox: a memory image, or where to write the outcome of `protect`."""
 
     box: int
     protect: list[tuple[str, int, int]] | None  # paths inside that are to be read-only again, their devices and inodes
 
 
 class Order(TypedDict):
-    """What the monitor asks the forker for."""
+    """The order of a monitor to its forker."""
 
     op: str
     box: int
@@ -130,15 +130,15 @@ class Order(TypedDict):
     waits: bool
     plan_id: int
     plan: Plan | None
-    # Descriptors of cgroups to join come along, then as many of these as there are:
+    # Descriptors of cgroups to join come along, then those of the following that are true:
     disk: bool  # a mount, the sandbox's disk
     listeners: bool  # the channel that the sandbox's listeners go by
     into: bool  # the directory of a cgroup v2, to be born in
-    protect: list[tuple[str, int, int]]  # of op "protect", as in Given
+    protect: list[tuple[str, int, int]]  # for op "protect", as in Given
 
 
 class Work(TypedDict, total=False):
-    """What one process inside does. Which fields there are follows from `kind`."""
+    """The work of a process inside. `kind` decides which fields there are."""
 
     kind: str
     env: dict[str, str]
@@ -149,7 +149,7 @@ class Work(TypedDict, total=False):
     sys_path: list[str] | None  # None: the interpreter's own
     executable: str
     call: str
-    image: list[int]  # a session that gets a memory image along, as descriptor 5: numbers it must not have; else none
+    image: list[int]  # process numbers that a session with a memory image (descriptor 5) must not have
     fresh: bool  # a session in an interpreter of its own
     port: int
     language: str
@@ -157,14 +157,14 @@ class Work(TypedDict, total=False):
 
 
 class Size(TypedDict):
-    """Of a terminal."""
+    """The size of a terminal."""
 
     cols: int
     rows: int
 
 
 class Handed(TypedDict):
-    """A packet from monitor to spawner. `body`: the work as JSON text, None when it comes as a file in memory."""
+    """A packet from monitor to spawner. `body`: the work as JSON text, None when the JSON comes as a file in memory."""
 
     become: bool
     pty: Size | None
@@ -172,7 +172,7 @@ class Handed(TypedDict):
 
 
 class Request(TypedDict):
-    """What the library asks the monitor for. Which fields there are follows from `op`; `start` has the first ones."""
+    """A request of the library to the monitor. `op` decides which fields there are; `start` has the first fields."""
 
     op: str
     id: int
@@ -198,7 +198,7 @@ class Request(TypedDict):
 
 
 class Bundle(Protocol):
-    """The loader of guestd where guestd is one compiled file."""
+    """The loader of guestd where guestd is a single compiled file."""
 
     def members(self, package: str) -> list[str]: ...
 
@@ -206,7 +206,7 @@ class Bundle(Protocol):
 
 
 class Channel(Protocol):
-    """What a socket is to guestd."""
+    """The methods of a socket that guestd uses."""
 
     def fileno(self) -> int: ...
 

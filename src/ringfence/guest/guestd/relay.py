@@ -1,7 +1,7 @@
-"""Relays what connects inside a box to the gateway by guestd's channel: where listeners cannot be handed to the host.
+"""Relays connections inside a box to the gateway by guestd's channel, where listeners cannot be sent to the host.
 
-Each connection is a stream with credit both ways, so that one that stands still holds up no other. Nothing is decided
-here: the host is told which address a connection was for, and the host alone knows what that means.
+Each connection is a stream with credit both ways, so that a stream that stands still holds up no other. This module
+decides nothing: it reports to the host which address a connection was for, and only the host knows what that means.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 18
 _MOST_AT_ONCE = 512  # pieces for one call; the kernel takes 1024
-_ACCEPTS = 16  # before others have their turn
+_ACCEPTS = 16  # before other descriptors have their turn
 _QUERIES = 256  # DNS messages that wait for their answer
 _LONGEST_QUERY = 4096
 _NUMBERS = 1 << 32
 _PLACE = struct.Struct(">4sH")
 _CREDIT = struct.Struct("<I")
-END, RESET, GONE = b"\0", b"\1", b"\2"  # no more bytes; broken off; no more bytes, and nobody reads
+END, RESET, GONE = b"\0", b"\1", b"\2"  # no more bytes; broken off; no more bytes, and no reader
 
 
 def _has_address() -> bool:
-    """Without one, programs that ask for AI_ADDRCONFIG need the proxy; nothing else differs."""
+    """Return whether loopback got an address. Without it, programs that ask for AI_ADDRCONFIG need the proxy."""
     try:
         listeners.add_address()
     except OSError:
@@ -43,23 +43,23 @@ def _has_address() -> bool:
 
 
 class Relaying:
-    """Made before there is a guest."""
+    """The relay of a sandbox, made before there is a guest."""
 
-    def __init__(self, monitor: Keeper, guestd: Guestd, told: Outlets) -> None:
+    def __init__(self, monitor: Keeper, guestd: Guestd, outlets: Outlets) -> None:
         self.has_address = _has_address()
         self.monitor = monitor
         self.guestd = guestd
-        self._most = told["streams"]
-        self._datagrams, *self._listeners = listeners.listeners(told)
+        self._most = outlets["streams"]
+        self._datagrams, *self._listeners = listeners.listeners(outlets)
         self._streams: dict[int, _Stream] = {}
         self._last = 0
-        self._queries: dict[int, tuple[str, int]] = {}  # number → who asked
+        self._queries: dict[int, tuple[str, int]] = {}  # number → the address that asked
         self._last_query = 0
         self._full = False
         self.shared = Shared()
-        self.buffer = memoryview(bytearray(_PIECE))  # one for all: a new one for each read is most of what it costs
-        self._waiting: set[_Stream] = set()  # for the channel
-        self._taker: _Stream | None = None  # whose are `_taken`: one call for all that came at once
+        self.buffer = memoryview(bytearray(_PIECE))  # shared: a new one would be most of a read's cost
+        self._waiting: set[_Stream] = set()  # streams that wait for the channel
+        self._taker: _Stream | None = None  # the stream of `_taken`: one call for all bytes that came at once
         self._taken: list[bytes] = []
         monitor.watch(self._datagrams.fileno(), select.EPOLLIN, lambda _: self._on_query())
         self._accepting(on=True)
@@ -80,13 +80,13 @@ class Relaying:
     def _accept(self, listener: socket) -> None:
         for _ in range(_ACCEPTS):
             if len(self._streams) >= self._most:
-                self._accepting(on=False)  # they wait in the kernel's queue
+                self._accepting(on=False)  # connections wait in the kernel's queue
                 return
             try:
                 fd, _peer = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001  # the C class has no other
             except BlockingIOError:
                 return
-            except OSError:  # out of descriptors, or it is gone
+            except OSError:  # out of descriptors, or the client is gone
                 self._most = max(1, min(self._most, len(self._streams)))
                 return
             sock = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM, 0, fd)
@@ -109,11 +109,11 @@ class Relaying:
             self._accepting(on=True)
 
     def wait(self, stream: _Stream) -> None:
-        """The host is behind: read it when the channel is free."""
+        """Stop a stream until the channel is free, because the host is behind."""
         self._waiting.add(stream)
 
     def resume(self) -> None:
-        """The channel is free."""
+        """Let waiting streams go on, now that the channel is free."""
         waiting, self._waiting = self._waiting, set()
         for stream in waiting:
             stream.rewatch()
@@ -121,7 +121,7 @@ class Relaying:
     # frames of the host's
 
     def take(self, kind: int, number: int, payload: bytes) -> None:
-        """Bytes of a stream may be passed on only by `settle`."""
+        """Take a frame of the host. Bytes of a stream may be passed on only by `settle`."""
         stream = self._streams.get(number) if kind != framing.PACKET else None
         if kind != framing.DATA or stream is not self._taker:
             self.settle()
@@ -129,7 +129,7 @@ class Relaying:
         if kind == framing.PACKET:
             self._answer(number, payload)
         elif stream is None:
-            return  # it has ended here, and the host did not know yet
+            return  # the stream has ended here, which the host did not know yet
         elif kind == framing.DATA:
             self._taker = stream
             self._taken.append(payload)
@@ -169,27 +169,27 @@ class Relaying:
             try:
                 self._datagrams.sendto(payload, peer)
             except OSError:
-                return  # it does not wait for it any more
+                return  # the client no longer waits
 
 
 class _Stream:
-    """One connection."""
+    """A relayed connection."""
 
     def __init__(self, relaying: Relaying, number: int, sock: socket) -> None:
         self.number = number
         self._relaying = relaying
         self._sock = sock
-        self._credit = FIRST  # that the host takes
-        self._held = bytearray()  # of the host's, for the client
+        self._credit = FIRST  # bytes that the host takes
+        self._held = bytearray()  # from the host, for the client
         self._window = Window(relaying.shared)
-        self._said_all = False  # the client has
-        self._last_word: bytes | None = None  # of the host's
-        self._shut = False  # the client knows that the host has
+        self._said_all = False  # whether the client has ended its direction
+        self._last_word: bytes | None = None  # the host's end of its direction
+        self._shut = False  # whether that end was passed on to the client
         self._events = 0
         self.rewatch()
 
     def rewatch(self) -> None:
-        """Wait for what can be done now."""
+        """Watch the client's socket for what can be done now."""
         reading = not self._said_all and self._credit > 0 and self._last_word != GONE
         if reading and self._relaying.guestd.congested:
             self._relaying.wait(self)
@@ -266,7 +266,7 @@ class _Stream:
             self._passed(sent)
 
     def _sent(self, pieces: list[bytes] | list[bytearray]) -> int:
-        """How much the client took; -1 when it is gone."""
+        """Send to the client. Return how many bytes it took; -1 when the client is gone."""
         try:
             return self._sock.sendmsg(pieces)
         except BlockingIOError:
@@ -282,7 +282,7 @@ class _Stream:
         self._settle()
 
     def _settle(self) -> None:
-        """See what is over."""
+        """End the stream, or one direction, if all bytes have passed."""
         if self._last_word is not None and not self._held:
             if self._said_all or self._last_word == GONE:
                 self._drop(reset=False)
@@ -301,7 +301,7 @@ class _Stream:
         return True
 
     def _break(self) -> None:
-        """The client broke it off."""
+        """Break the stream off, as the client did."""
         if self._last_word != GONE:
             self._relaying.guestd.relay(framing.END, self.number, RESET)
         self._drop(reset=True)

@@ -1,6 +1,6 @@
-"""Holds the two fixed processes of a sandbox for its monitor, PID 1 and the spawner, and hands jobs to the spawner.
+"""Keeps the two fixed processes of a sandbox for its monitor, PID 1 and the spawner, and sends jobs to the spawner.
 
-Every answer is an event. A spawner that a guest killed or stopped is replaced; its late answer reaches nobody (J17).
+Every answer is an event. A spawner that a guest killed or stopped is replaced; its late answer has no effect (J17).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ringfence.guest.guestd.job import Job
     from ringfence.guest.guestd.protocols import Keeper
 else:
-    from _collections import deque  # the same; `collections` around it would be 3 ms of every start
+    from _collections import deque  # `collections`, which exports it, would be 3 ms of every start
 
 _SPAWN_S = 5.0
-_LOOK_S = 0.1  # a spawner that owes an answer is looked at so often: one that stands still never answers
+_LOOK_S = 0.1  # how often a spawner that owes an answer is checked: a stopped spawner never answers
 _KILL_S = 1.0
 _TRIES = 2
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
@@ -45,8 +45,8 @@ class Inside:
         self._spawner: socket | None = None
         self._spawner_pidfd = -1
         self._spawner_inner = 0
-        self._children: set[int] = set()  # pidfds of ours that are to be reaped here
-        self._awaited = 1  # answers of the forker: the first is to the order that made this
+        self._children: set[int] = set()  # pidfds of our children that are to be reaped here
+        self._awaited = 1  # answers of the forker: the first is to the order that made this sandbox
         self._dying = False
         self._on_init_gone: Callable[[], None] = _nothing
         self._on_reaped = on_reaped
@@ -56,9 +56,9 @@ class Inside:
         self._tries = 0
         self._answer_by: float | None = None
         self._look_at = 0.0
-        self.expects_since = boot_time()  # of what the forker or the spawner has yet to tell us of, the oldest
+        self.expects_since = boot_time()  # the start of the oldest process that is not reported yet
         self._kills_by: deque[float] = deque()
-        self._kills: list[Callable[[], None]] = []  # to be done when the job that was asked for has its answer
+        self._kills: list[Callable[[], None]] = []  # to be called when the requested job has its answer
         self._on_stuck: Callable[[], None] = _nothing
 
     # how it comes to be
@@ -86,13 +86,13 @@ class Inside:
             self._kill_all()
 
     def maker_gone(self) -> None:
-        """No answer of the forker's will come any more."""
+        """Note that no answer of the forker will come any more."""
         self._awaited = 0
         if self._asked is not None and self._spawner is None:
             self._answered(errno.EIO, "the forker is gone")
 
     def take_ruins(self, pidfds: list[int]) -> None:
-        """It was not built: end and reap what there is."""
+        """End and reap what there is of a sandbox that could not be built."""
         self._awaited -= 1
         for pidfd in pidfds:
             children.signal(pidfd, fast_stdlib.SIGKILL)
@@ -116,7 +116,7 @@ class Inside:
                 if children.wait(pidfd, os.WEXITED | os.WNOHANG) is None:
                     return
             except ChildProcessError:
-                pass  # reaped as a stray, before we were told of it
+                pass  # reaped as a stray, before it was reported
             self._monitor.unwatch(pidfd)
             self._children.discard(pidfd)
             children.close(pidfd)
@@ -136,12 +136,12 @@ class Inside:
     # jobs
 
     def spawn(self, job: Job, body: bytes, fds: list[int]) -> None:
-        """Have a job started; `started` or `refused` follows. `fds` are closed when they were handed over."""
+        """Ask the spawner to start a job; `started` or `refused` follows. `fds` are closed once they are sent."""
         self._waiting.append((job, body, fds))
         self._ask_next()
 
     def become(self, job: Job, body: bytes, fds: list[int]) -> None:
-        """The spawner turns into the guest: a one-shot run."""
+        """Turn the spawner into the guest, for a one-shot run."""
         pidfd = self._spawner_pidfd
         if self._spawner is None or not self._spawner_inner or not self._hand_over(job, body, fds, become=True):
             job.refused(errno.ESRCH, "the spawner is gone")
@@ -153,7 +153,7 @@ class Inside:
         job.started(pidfd, self._spawner_inner)
 
     def _ask_next(self) -> None:
-        if self._asked is not None or not self._waiting or self._kills_by:  # PID 1 would take a new one for a victim
+        if self._asked is not None or not self._waiting or self._kills_by:  # PID 1 would take a new job for a victim
             return
         self._asked = self._waiting.popleft()
         self.expects_since = boot_time()
@@ -174,7 +174,8 @@ class Inside:
 
     def _start_clock(self) -> None:
         now = time.monotonic()
-        self._answer_by, self._look_at = now + _SPAWN_S, now + _LOOK_S
+        self._answer_by = now + _SPAWN_S
+        self._look_at = now + _LOOK_S
 
     def _hand_over(self, job: Job, body: bytes, fds: list[int], *, become: bool) -> bool:
         assert self._spawner is not None
@@ -199,7 +200,8 @@ class Inside:
         except BlockingIOError:
             return
         except OSError:
-            data, fds = b"", []
+            data = b""
+            fds = []
         if not data or data.startswith(b"!"):
             self._lose_spawner(data.decode("utf-8", "replace").lstrip("!"))
             return
@@ -230,13 +232,14 @@ class Inside:
             self._ask()
 
     def _answered(self, number: int | None, error: str) -> None:
-        """Take the answer about the job that was asked for.
+        """Take the answer about the job that was requested.
 
         `number`: the errno of a refusal; None where the job started.
         """
         assert self._asked is not None
         job, _, fds = self._asked
-        self._asked, self._answer_by = None, None
+        self._asked = None
+        self._answer_by = None
         for fd in fds:
             os.close(fd)
         if number is not None:
@@ -250,7 +253,7 @@ class Inside:
         self._ask_next()
 
     def give_up(self, job: Job) -> None:
-        """A job that was not started in its time."""
+        """Give up a job that was not started in its time."""
         for entry in list(self._waiting):
             if entry[0] is job:
                 self._waiting.remove(entry)
@@ -259,8 +262,9 @@ class Inside:
         if self._asked is not None and self._asked[0] is job:
             for fd in self._asked[2]:
                 os.close(fd)
-            self._asked, self._answer_by = None, None
-            self._replace_spawner()  # its answer may still come
+            self._asked = None
+            self._answer_by = None
+            self._replace_spawner()  # the old spawner's answer may still come
             self._after_answer()
 
     # a spawner that was lost
@@ -296,7 +300,8 @@ class Inside:
         try:
             data, fds = fast_stdlib.recv_fds(self._spawner, 1 << 12, 2) if self._spawner is not None else (b"", [])
         except OSError:
-            data, fds = b"", []
+            data = b""
+            fds = []
         answer = fast_stdlib.loads(data) if data and not data.startswith(b"!") else {}
         if "pid" in answer and "pidfd" in answer:
             handle = fds.pop(0) if answer["pidfd"] else children.adopt(answer["pid"])
@@ -325,14 +330,14 @@ class Inside:
 
     @property
     def answer_by(self) -> float | None:
-        """When somebody's answer is late, or the spawner is to be looked at."""
+        """Return when an answer is late, or the spawner is to be checked."""
         ends = [self._kills_by[0]] if self._kills_by else []
         if self._answer_by is not None:
             ends.append(min(self._answer_by, self._look_at))
         return min(ends) if ends else None
 
     def late(self) -> bool:
-        """Called at `answer_by`. False when PID 1 did not kill what it should: the sandbox has to end."""
+        """Act on a late answer, at `answer_by`. Return False when PID 1 did not kill: the sandbox has to end."""
         now = time.monotonic()
         if self._kills_by and now >= self._kills_by[0]:
             return False
@@ -351,18 +356,18 @@ class Inside:
             self._replace_spawner()
 
     def _spawner_stands_still(self) -> bool:
-        """Whether a guest has stopped it (D09)."""
+        """Return whether a guest has stopped the spawner (D09)."""
         if self._spawner_pidfd < 0:
             return False
         try:
             return proc.process(children.number_of(self._spawner_pidfd)).state == b"T"
         except OSError:
-            return False  # it has ended, which is another event
+            return False  # the spawner has ended, which is another event
 
     # pausing
 
     def freeze(self, *, asked: bool) -> bool:  # noqa: ARG002  # who asks makes no difference here
-        """Stop every process inside that is not ours. False where there is no freezer."""
+        """Stop every process inside that is not ours. Return False where there is no freezer."""
         if self._freezer < 0:
             return False
         os.write(self._freezer, self._words[1])
@@ -375,20 +380,21 @@ class Inside:
     # killing
 
     def kill(self) -> None:
-        """SIGKILL to PID 1: the kernel kills everything inside."""
+        """Kill PID 1: the kernel then kills everything inside."""
         if self._init_pidfd >= 0:
             children.signal(self._init_pidfd, fast_stdlib.SIGKILL)
 
     def kill_all_but(self, kept: Callable[[], list[int]], *, since: float, on_stuck: Callable[[], None]) -> None:
-        """Everything inside that was started from `since` on (seconds since boot) but the trees of `kept`.
+        """Kill what was started inside from `since` on (seconds since boot), but not the trees of `kept`.
 
-        `on_stuck` when something would not die. A job that is just being started is waited for: it is to be kept.
+        Calls `on_stuck` when a process does not die. A job that is just being started is waited for, because it is to
+        be kept.
         """
         if self._asked is not None:
             self._kills.append(lambda: self.kill_all_but(kept, since=since, on_stuck=on_stuck))
             return
         self._on_stuck = on_stuck
-        if self._init is None:  # it was killed, and everything inside with it
+        if self._init is None:  # PID 1 was killed, and everything inside with it
             on_stuck()
             return
         try:
@@ -469,10 +475,10 @@ class Inside:
             os.close(fd)
 
     def init_is_ending(self) -> bool:
-        """Whether PID 1 is exiting or gone. Only then does the kernel kill the others, so the answer is exact.
+        """Return whether PID 1 is exiting or gone. Only then does the kernel kill the others, so the answer is exact.
 
-        Where /proc does not show it, only its end can be told: no descriptor is free, or the host hides processes that
-        one may not trace (hidepid).
+        Where /proc does not show PID 1, only its end can be seen: no descriptor is free, or the host hides processes
+        that one may not trace (hidepid).
         """
         if self._init_pidfd < 0:
             return True
@@ -483,7 +489,7 @@ class Inside:
 
 
 def boot_time() -> float:
-    """Seconds since boot: the clock of the start times in /proc."""
+    """Return the seconds since boot: the clock of the start times in /proc."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -492,7 +498,7 @@ def _nothing() -> None:
 
 
 def _words_of(freezer: int) -> tuple[bytes, bytes]:
-    """What thaws and what freezes: cgroup v2's cgroup.freeze reads as a number, v1's freezer.state as a word."""
+    """Return the words that thaw and freeze: v2's cgroup.freeze reads as a number, v1's freezer.state as a word."""
     if freezer >= 0 and os.pread(freezer, 16, 0).strip().isdigit():
         return b"0", b"1"
     return b"THAWED", b"FROZEN"

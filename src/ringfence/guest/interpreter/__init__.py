@@ -1,1 +1,1 @@
-"""Run a guest's code: one piece of it, or the pieces of a session one after the other."""
+"""Interpreters that run a guest's code: a single piece, or the pieces of a session in order."""

@@ -1,7 +1,7 @@
 """Owns the loop of a bash session: a single bash executes the host's cells in its top-level shell.
 
-This process runs no cell itself: it speaks the line and tells bash by a pipe what to read. It is a guest process, and
-bash and what bash starts can do to it what they like; what it says is data to the host.
+This process runs no cell itself: it exchanges messages with the host and names to bash, by a pipe, what to read. It is
+a guest process: bash and its children can do to it what they like, and the host takes its messages as data.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ringfence.guest.guestd.protocols import Work
 
 PROGRAM = "bash"
-_STDERR = 9  # the real one, while bash complains that it has no terminal
+_STDERR = 9  # the real standard error, while bash complains that it has no terminal
 _ENOENT = 2
-# Interactive, so that SIGINT ends the cell and not the shell, and aliases work; without what is for people at a
-# terminal: prompts, history, job control, the word that `exit` prints.
+# Interactive, so that SIGINT ends the cell and not the shell, and aliases work; without the features for people at
+# a terminal: prompts, history, job control, the word that `exit` prints.
 _ARGV = (PROGRAM, "--noprofile", "--norc", "--noediting", "-i")
 _BEGIN = (
     "set +mH +o history; unset MAILCHECK HISTFILE; PS1= PS2= PS4='+ '; "
@@ -34,7 +34,7 @@ _BEGIN = (
 
 
 def serve(job: Work, line_fd: int) -> int:
-    """Until the host has no more cells, or bash ends: then as it did. The process's exit code."""
+    """Execute cells until the host has no more, or bash ends. Return the exit code, which is bash's if bash ended."""
     line = Line(line_fd)
     env: dict[str, str] = job["env"]
     program = _find(env)
@@ -59,14 +59,14 @@ class Driver:
         script, self._script = os.pipe2(os.O_CLOEXEC)
         self._status, self._status_theirs = os.pipe2(os.O_CLOEXEC)
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        self._children, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        _signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # not a pidfd: not every kernel we meet has them
+        self._children, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # not a pidfd, which gVisor of 2022 lacks
         _signal.signal(_signal.SIGCHLD, _nothing)
         self._bash = self._start(program, env, script)
         os.close(script)
-        self._number: int | None = None  # of the cell that runs
-        self._opened: list[int] = []  # what bash reads in this cell
-        self._input = -1  # our end of the cell's standard input, when the host answers what it asks
+        self._number: int | None = None  # the number of the cell that runs
+        self._opened: list[int] = []  # descriptors that bash reads in this cell
+        self._input = -1  # our end of the cell's standard input, when the host answers requests for input
         self._input_ended = False
         self._pending = bytearray()
 
@@ -131,9 +131,9 @@ class Driver:
         return True
 
     def _begin(self, message: dict[str, Any], data: bytes) -> None:
-        """Have bash run a cell.
+        """Make bash run a cell.
 
-        It opens descriptors of this process: the code, the input, and where its status goes.
+        Bash opens descriptors of this process: the code, the input, and where its status goes.
         """
         self._number = message["n"]
         ours = f"/proc/{os.getpid()}/fd"
@@ -148,7 +148,7 @@ class Driver:
         env = "".join(f"{name}={_quoted(value)} " for name, value in message["env"].items())
         self._say(
             f'{env}eval "$(<{ours}/{code})" <{ours}/{stdin}\n'
-            f'builtin printf "%d " "$?" >{ours}/{self._status_theirs}\n'  # a line of its own: an error skips to it
+            f'builtin printf "%d " "$?" >{ours}/{self._status_theirs}\n'  # its own line: an error skips to it
         )
 
     def _file(self, data: bytes) -> int:
@@ -163,7 +163,7 @@ class Driver:
             del self._pending[: os.write(self._input, self._pending)]
         except BlockingIOError:
             return
-        except OSError:  # nobody reads it any more
+        except OSError:  # bash does not read it any more
             self._pending.clear()
         if self._input_ended and not self._pending:
             self._close_input()
@@ -171,7 +171,8 @@ class Driver:
     def _close_input(self) -> None:
         if self._input >= 0:
             os.close(self._input)
-        self._input, self._input_ended = -1, False
+        self._input = -1
+        self._input_ended = False
         self._pending.clear()
 
     def _done(self, said: bytes) -> None:
@@ -187,7 +188,7 @@ class Driver:
 
 
 def _as_ended(status: int) -> int:
-    """As bash did."""
+    """End this process the way bash ended."""
     if os.WIFSIGNALED(status):
         _die_of(os.WTERMSIG(status))
     return os.WEXITSTATUS(status)

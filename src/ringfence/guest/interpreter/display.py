@@ -1,6 +1,6 @@
-"""What an object looks like, by MIME type: for display(), for the value of a cell, and for figures nobody showed.
+"""Representations of objects by MIME type: for display(), for the value of a cell, and for figures left open.
 
-The methods are those that notebooks made common, so that pandas, plotly and others need no support of ours.
+The methods are those that notebooks made common, so that pandas, plotly and others need no special support.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ _METHODS = (
     ("application/json", "_repr_json_"),
 )
 _PLAIN = (int, str, float, bool, list, dict, tuple, set, bytes, complex, frozenset, type(None))
-_MOST_KINDS = 16  # of one object
+_MOST_KINDS = 16  # representations of an object
 _MOST_TEXT = 1 << 16
-_MOST = 1 << 23  # of one representation; the host takes 16 MiB in one message
-_MOST_SHOWN = 1 << 14  # objects of one cell: the host hangs up on one who says more than 20 000 things
+_MOST = 1 << 23  # bytes of a representation; the host takes 16 MiB in a message
+_MOST_SHOWN = 1 << 14  # objects of a cell: the host hangs up after 20 000 messages
 _PLOTLY = "application/vnd.plotly.v1+json"
 
 
 def representations(value: object) -> list[tuple[str, bytes]]:
-    """Text comes first and is always there. What a guest's own methods raise is not shown."""
+    """Return an object's representations. Text comes first and always. Errors of a guest's methods are not shown."""
     found = {"text/plain": _text(value)}
     if type(value) not in _PLAIN and not isinstance(value, type):
         found.update(_rich(value))
-    room, kept = 2 * _MOST - (1 << 12), []
+    room = 2 * _MOST - (1 << 12)
+    kept = []
     for mime, data in found.items():
         if len(data) <= min(_MOST, room):
             kept.append((mime, data))
@@ -80,7 +81,7 @@ def _rich(value: object) -> dict[str, bytes]:
 def _is_mime(mime: object) -> bool:
     """Return whether the host will take `mime` as the name of a type.
 
-    It hangs up on a process that sends other text.
+    The host hangs up on a process that sends other text.
     """
     return isinstance(mime, str) and 0 < len(mime) <= 100 and mime.isascii() and mime.isprintable()
 
@@ -99,7 +100,7 @@ def _call(value: object, name: str) -> object:
 
 def _bytes(content: object) -> bytes | None:
     if isinstance(content, tuple) and content:
-        content = content[0]  # with metadata
+        content = content[0]  # a pair with metadata
     if isinstance(content, bytes | bytearray):
         return bytes(content)
     if isinstance(content, str):
@@ -115,7 +116,7 @@ def _bytes(content: object) -> bytes | None:
 
 
 def flush() -> bool:
-    """Whether everything printed has left this process."""
+    """Flush the output. Return whether everything printed has left this process."""
     done = True
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -126,14 +127,14 @@ def flush() -> bool:
 
 
 class Display:
-    """`display()` of one interpreter."""
+    """The function `display()` of an interpreter."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._left = _MOST_SHOWN
 
     def begin(self) -> None:
-        """A run, or a cell."""
+        """Begin a run, or a cell."""
         self._left = _MOST_SHOWN
 
     def show(self, value: object, *, is_value: bool = False) -> None:
@@ -161,7 +162,7 @@ class Display:
     # figures
 
     def take_over(self, pyplot: Any) -> None:
-        """`show()` shows to the host: there is no screen."""
+        """Make `show()` of figures show to the host, as there is no screen."""
 
         def show(*_: object, **__: object) -> None:
             self.show_figures()
@@ -169,7 +170,7 @@ class Display:
         pyplot.show = show
 
     def show_figures(self) -> None:
-        """Every open figure, then close it: after a cell nothing is left to be shown again."""
+        """Show every open figure, then close it, so that no figure is shown again after the cell."""
         pyplot: Any = sys.modules.get("matplotlib.pyplot")
         helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
         if pyplot is None or helpers is None or not self._line.ours:
@@ -204,7 +205,7 @@ def on_import(name: str, then: Callable[[Any], None]) -> None:
 
 
 class _Finder:
-    """Looks at no other name."""
+    """A finder that finds a single name."""
 
     def __init__(self, name: str, then: Callable[[Any], None]) -> None:
         self._name = name

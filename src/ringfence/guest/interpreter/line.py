@@ -1,6 +1,6 @@
-"""The line of an interpreter that runs guest code to the host: messages of JSON and bytes, in a session both ways.
+"""The line from an interpreter with guest code to the host: messages of JSON and bytes, in a session both ways.
 
-It is the guest's: whoever runs code in this process can say anything here. The host takes all of it as data.
+The line belongs to the guest: any code in this process can send anything. The host takes all of it as data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-HEADER = struct.Struct("<II")  # length of the JSON, of the bytes behind it
+HEADER = struct.Struct("<II")  # length of the JSON, length of the bytes after it
 MAX_JSON = 1 << 18
 MAX_BYTES = 1 << 24
 
@@ -27,22 +27,22 @@ class Line:
         self._heard = fd + 1
         self._pid = os.getpid()
         self._lock = _thread.allocate_lock()
-        self._half = bytearray()  # of a message: an interrupt may come while it is read
+        self._half = bytearray()  # a part of a message: an interrupt may come while it is read
         self._main = _thread.get_ident()  # the thread that an interrupt would come to
-        self._busy = False  # that one moves bytes, which an interrupt would lose: it has to wait
-        self._late = False  # one waits
+        self._busy = False  # whether that thread moves bytes, which an interrupt would lose: it has to wait
+        self._late = False  # whether an interrupt waits
 
     def fileno(self) -> int:
-        """Of what the host says."""
+        """Return the descriptor of the host's messages."""
         return self._heard
 
     @property
     def ours(self) -> bool:
-        """Return whether this process made the line. A fork did not: its messages would come between its parent's."""
+        """Return whether this process made the line. A fork did not, and its messages would mix with the parent's."""
         return os.getpid() == self._pid
 
     def after_fork(self) -> None:
-        """Own the line in a process that took the place of the process that made it."""
+        """Own the line, in a process that takes the place of the process that made it."""
         self._pid = os.getpid()
         self._main = _thread.get_ident()
         self._lock = _thread.allocate_lock()
@@ -76,12 +76,12 @@ class Line:
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
             except OSError:
-                return  # the host does not listen any more; it ends us
+                return  # the host does not read any more, and ends this process
             finally:
                 self._end_busy()
 
     def receive(self, *, in_cell: bool = False) -> tuple[dict[str, Any], bytes] | None:
-        """The next message of the host's. None when there will be none. `in_cell`: an interrupt may come meanwhile."""
+        """Return the host's next message; None when there will be none. `in_cell`: an interrupt may come meanwhile."""
         if not self._fill(HEADER.size, in_cell):
             return None
         text, data = HEADER.unpack_from(self._half)
@@ -93,10 +93,11 @@ class Line:
         return fast_stdlib.loads(whole[HEADER.size : body]), whole[body:]
 
     def _fill(self, count: int, in_cell: bool) -> bool:
-        """No byte beyond `count`: who polls the descriptor is to see the next message there."""
+        """Read no byte beyond `count`: a process that polls the descriptor has to see the next message there."""
         while len(self._half) < count:
-            if in_cell:  # between cells it waits in `read`, which goes on in a copy of this memory; a poll does not
-                fast_stdlib.readable(self._heard, None)  # an interrupt may come here: nothing is read yet
+            # Between cells the process waits in `read`, which goes on in a copy of this memory. A poll does not.
+            if in_cell:
+                fast_stdlib.readable(self._heard, None)  # an interrupt may come here, where nothing is read yet
             before = len(self._half)
             self._begin_busy()
             try:

@@ -1,6 +1,6 @@
-"""Runs a piece of Python in this process, as `python -c` would, and tells value and exception as guest-made data.
+"""Runs a piece of Python in this process, as `python -c` would, and reports value and exception as data of the guest.
 
-Nothing here is trusted by the host: by the time guest code runs, every right is gone.
+The host trusts nothing here: when guest code runs, every right is gone.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ _TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _CO_COROUTINE = 0x80
 _HEAD, _, _TAIL = __file__.rpartition("runner")  # a path, or <runner> in a new interpreter
 _OURS = tuple(f"{_HEAD}{name}{_TAIL}" for name in ("display", "runner", "session"))
-# As the planner has them: the C library keeps every assignment that it has seen.
+# The values that the planner gives: the C library keeps every assignment that it has seen.
 _USUAL = {"PATH": "/usr/bin:/bin", "HOME": "/workspace", "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}
 
 
 def run(job: Work, line_fd: int) -> int:
-    """The process's exit code. Output is flushed, exit handlers have run, non-daemon threads have ended."""
+    """Run the code and return the process's exit code.
+
+    Output is flushed, exit handlers have run, non-daemon threads have ended.
+    """
     line = Line(line_fd)
     prepare(job)
     cells = Cells(line)
@@ -54,14 +57,14 @@ def _code_of(says: dict[str, object]) -> int:
 
 
 def rehearse() -> None:
-    """Touch what every run touches while the sandbox still waits: the first write to a page after a fork copies it."""
+    """Touch what every run touches, while the sandbox waits: the first write to a page after a fork copies it."""
     saved = dict(os.environ), sys.displayhook, sys.modules["__main__"], list(sys.meta_path)
     null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
     cells = Cells(Line(null))
     cells.install()
     _code_of(cells.execute("x = 1\nlen('')\nprint(end='')\n", "<run>"))
     os.close(null)
-    for number in (_signal.SIGINT, _signal.SIGPIPE):  # as they are: nobody inside is to be interrupted yet
+    for number in (_signal.SIGINT, _signal.SIGPIPE):  # set to what they are: no process inside is to be interrupted yet
         _signal.signal(number, _signal.getsignal(number))
     ours = {name: sys.modules[name] for name in _left or _ours()}
     _forget_ours()
@@ -97,7 +100,7 @@ def prepare(job: Work) -> None:
 
 
 def _settle(args: list[str], path: list[str]) -> None:
-    """What a new interpreter does before it runs anything."""
+    """Do what a new interpreter does before it runs code."""
     sys.argv = ["-c", *args]
     sys.path[:] = path
     if "threading" in sys.modules:
@@ -105,13 +108,14 @@ def _settle(args: list[str], path: list[str]) -> None:
     _site_builtins()
 
 
-_left: list[str] = []  # of our names, where most were forgotten before the fork
+_left: list[str] = []  # our names that are left, if most were dropped before the fork
 
 
 def forget_early() -> None:
-    """In the process that all guests are forked from: looking through all names would copy fifty pages in each.
+    """Drop our modules' names in the process that all guests are forked from.
 
-    The packages stay, so that `from ringfence.guest.files import worker` still finds what is loaded.
+    Looking through all names would copy fifty pages in each guest. The packages stay, so that `from
+    ringfence.guest.files import worker` still finds what is loaded.
     """
     for name in _ours():
         if not hasattr(sys.modules[name], "__path__"):
@@ -124,7 +128,7 @@ def _ours() -> list[str]:
 
 
 def _forget_ours() -> None:
-    """Our modules are no part of the guest's interpreter: an import of that name finds the image's, or nothing."""
+    """Drop our modules: the guest's import of such a name finds the image's module, or nothing."""
     for name in _left or _ours():
         del sys.modules[name]
     sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("ringfence.")]
@@ -137,13 +141,13 @@ def _site_builtins() -> None:
 
 
 def _has_threads() -> bool:
-    """Whether any is left to wait for, or somebody asked to be told when all have ended."""
+    """Return whether a thread is left to wait for, or a function is registered for the end of all threads."""
     threading = sys.modules.get("threading")
     return threading is not None and bool(_thread._count() or getattr(threading, "_threading_atexits", True))  # noqa: SLF001  # what it knows itself
 
 
 def _finish(code: int) -> int:
-    """What the interpreter does at its end, without tearing every module down."""
+    """Do what the interpreter does at its end, without tearing every module down."""
     try:
         if _has_threads():
             sys.modules["threading"]._shutdown()  # noqa: SLF001  # what the interpreter itself calls
@@ -174,7 +178,10 @@ class Cells:
             on_import("multiprocessing.context", _fork_by_default)
 
     def execute(self, source: str, name: str) -> dict[str, object]:
-        """{"exit": code of SystemExit or None, "exception": what was raised or None}. Nothing is raised."""
+        """Execute a piece. Return {"exit": code of SystemExit or None, "exception": what was raised or None}.
+
+        Raises nothing.
+        """
         self._says = {"exit": None, "exception": None}
         self.display.begin()
         _show_source(source, name)
@@ -203,7 +210,7 @@ class Cells:
         try:
             self._loop.run_until_complete(task)
         except BaseException:
-            if not task.done():  # interrupted: it hears of it, and then we go on
+            if not task.done():  # interrupted: the task is cancelled first
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task], timeout=0.2))
             raise
@@ -218,7 +225,9 @@ class Cells:
         while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
             trace = trace.tb_next
         error = error.with_traceback(trace)
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+        sys.last_type = type(error)
+        sys.last_value = error
+        sys.last_traceback = trace
         text = self._describe(error, trace)
         try:
             if text and sys.excepthook is sys.__excepthook__:
@@ -234,11 +243,12 @@ class Cells:
 
         try:
             message = str(error)
-            told = traceback.TracebackException(type(error), error, trace)
-            told.stack[:] = [frame for frame in told.stack if frame.filename not in _OURS]
-            text = "".join(told.format())
+            full = traceback.TracebackException(type(error), error, trace)
+            full.stack[:] = [frame for frame in full.stack if frame.filename not in _OURS]
+            text = "".join(full.format())
         except BaseException as second:  # noqa: BLE001  # a guest's __str__ may raise anything
-            message, text = f"<unprintable: {type(second).__name__}>", ""
+            message = f"<unprintable: {type(second).__name__}>"
+            text = ""
         half = _MAX_TEXT // 4
         shown = text if len(text) <= 2 * half else f"{text[:half]}\n[...]\n{text[-half:]}"
         name = type(error).__name__[:200]
@@ -247,7 +257,7 @@ class Cells:
 
 
 def _compile(source: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
-    """Return the module's code, and its last expression apart, whose value is shown as a prompt would show it."""
+    """Return the module's code and, apart, the last expression, whose value is shown as a prompt would."""
     tree = compile(source, name, "exec", _ONLY_AST | _TOP_LEVEL_AWAIT, dont_inherit=True)
     last = None
     if tree.body and isinstance(tree.body[-1], _ast.Expr):
@@ -256,9 +266,9 @@ def _compile(source: str, name: str) -> tuple[types.CodeType, types.CodeType | N
 
 
 def _show_source(source: str, name: str) -> None:
-    """Have tracebacks show the guest's lines. linecache brings a dozen modules.
+    """Make tracebacks show the guest's lines.
 
-    It gets the text when it is imported.
+    linecache brings a dozen modules; it gets the text when the guest imports it.
     """
     first = not _untold
     _untold[name] = source
@@ -266,7 +276,7 @@ def _show_source(source: str, name: str) -> None:
         on_import("linecache", _tell)
 
 
-_untold: dict[str, str] = {}  # sources that linecache has not heard of
+_untold: dict[str, str] = {}  # sources that linecache does not have yet
 
 
 def _tell(linecache: Any) -> None:
@@ -276,7 +286,7 @@ def _tell(linecache: Any) -> None:
 
 
 def _fork_by_default(context: Any) -> None:
-    """As before 3.14. Its fork server imports the main program from a file, and what we run has none."""
+    """Make multiprocessing fork, as before 3.14: a fork server needs the main program in a file."""
     context._default_context._default_context = context._concrete_contexts["fork"]  # noqa: SLF001  # `set_start_method` may be called once, by the guest
 
 
@@ -290,7 +300,7 @@ def exit_code(error: SystemExit) -> int:
 
 
 def new_randomness() -> None:
-    """What a fork shares and a fresh process would not (H11, K05). `random` reseeds itself after a fork."""
+    """Renew what a fork shares and a fresh process would not (H11, K05). `random` reseeds itself after a fork."""
     if "ssl" in sys.modules:
         sys.modules["ssl"].RAND_add(os.urandom(48), 48.0)
     if "numpy.random" in sys.modules:

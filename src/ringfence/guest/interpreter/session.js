@@ -1,8 +1,8 @@
 // Owns a JavaScript interpreter's side of the line: executes the host's cells one at a time, as a prompt would.
-// It is a guest process from its first instruction: what it says about itself is data to the host.
+// The interpreter is a guest process from its first instruction: its messages are data to the host.
 //
-// V8's own REPL mode evaluates the cells: const and let may be declared again, await stands at the top, and the value
-// of the last expression is the cell's. It is reached through an inspector session inside this process: no port.
+// V8's own REPL mode evaluates the cells: const and let may be declared again, await works at the top level, and
+// the value of the last expression is the cell's. An inspector session inside this process reaches it, without a port.
 (require, importModule, job, watcher) => {
   "use strict";
   const fs = require("fs");
@@ -17,11 +17,11 @@
   const { Worker } = require("worker_threads");
 
   const LINE = 3;
-  const HOST = 4; // what it says, in a session
-  const MOST = 1 << 23; // of one representation
+  const HOST = 4; // descriptor of the host's messages, in a session
+  const MOST = 1 << 23; // bytes of a representation
   const MOST_TEXT = 1 << 16;
-  const MOST_SHOWN = 1 << 14; // objects of one cell: the host hangs up on one who says more than 20 000 things
-  const MOST_ARGUMENTS = 1 << 22; // the host takes fewer, and says so; more than a message holds would end the session
+  const MOST_SHOWN = 1 << 14; // objects of a cell: the host hangs up after 20 000 messages
+  const MOST_ARGUMENTS = 1 << 22; // the host takes fewer and says so; more than a message holds would end the session
   const nap = new Int32Array(new SharedArrayBuffer(4));
   const session = new inspector.Session();
   const IMPORT = "$import"; // what `import` becomes in a cell: V8's REPL mode has no loader
@@ -36,7 +36,7 @@
       try {
         at += fs.writeSync(fd, data, at);
       } catch (error) {
-        if (error.code !== "EAGAIN") return; // nobody listens any more
+        if (error.code !== "EAGAIN") return; // the host reads no more
         Atomics.wait(nap, 0, 0, 1);
       }
     }
@@ -60,7 +60,7 @@
     return [message, bytes];
   };
 
-  /** Wait for the host's answer of that kind, without the event loop. null when there will be none. */
+  /** Return the host's answer of a kind, waiting without the event loop; null when there will be none. */
   const answer = (kind, id) => {
     const piece = Buffer.alloc(1 << 16);
     for (;;) {
@@ -96,7 +96,7 @@
       for (const [mime, content] of Object.entries(bundle))
         found[mime.slice(0, 100)] = Buffer.from(typeof content === "string" ? content : JSON.stringify(content));
     } catch {
-      // a guest's own method; then it has no such representation
+      // a guest's own method threw: there is no such representation
     }
     return Object.entries(found).filter(([mime, data]) => /^[ -~]+$/u.test(mime) && data.length <= MOST).slice(0, 16);
   };
@@ -149,7 +149,7 @@
   const tool = (name) => (...args) => {
     const data = Buffer.from(JSON.stringify({ args, kwargs: {} }));
     if (data.length > MOST_ARGUMENTS) throw new Error(`${name}: arguments of more than ${MOST_ARGUMENTS} bytes`);
-    if (!inCell) throw new Error(`${name}: its cell is over`); // nobody would answer, and the next cell not be heard
+    if (!inCell) throw new Error(`${name}: its cell is over`); // no answer would come, and the next cell would be lost
     const id = ++calls;
     send({ m: "call", id, name }, data);
     const found = answer("answer", id);
@@ -160,7 +160,7 @@
 
   // ── imports: found by a scanner that knows strings, comments, templates and regular expressions ──
 
-  /** Where the word `import` stands as code: [index, depth of brackets]. */
+  /** Return the places where `import` is code: [index, depth of brackets]. */
   const importsIn = (code) => {
     const found = [];
     const brackets = [];
@@ -216,7 +216,7 @@
     return [names.length ? `{${names.join(", ")}}` : null, all && all[1]];
   };
 
-  /** The cell with its imports written as calls of ours. Lines stay where they are. */
+  /** Return the cell with its imports written as calls to our function. Lines stay where they are. */
   const withImports = (code) => {
     if (!code.includes("import")) return code;
     let out = "";
@@ -238,7 +238,7 @@
     return out + code.slice(done);
   };
 
-  /** A cell that is an object and not a block, as a prompt takes it. */
+  /** Return the cell as an expression if it is an object and not a block, as a prompt takes it. */
   const asExpression = (code) => {
     if (!/^\s*\{[^]*\}\s*$/u.test(code)) return code;
     try {
@@ -262,7 +262,7 @@
     return found;
   };
 
-  /** The object itself behind the inspector's description of it. */
+  /** Return the object that an inspector's description is about. */
   const objectOf = (remote) => {
     const given = remote.objectId ? { objectId: remote.objectId } : remote;
     const { objectId, unserializableValue, value } = given;
@@ -277,13 +277,13 @@
     return found;
   };
 
-  // An interrupt ends a cell in one of three ways: node ends the frame that a cell begins in; a cell that waits is told
-  // by onInterrupt; and a loop after an await is ended by the watcher, which takes the signal from its first cell on.
+  // An interrupt ends a cell in one of three ways: node ends the frame that a cell begins in; a cell that waits is
+  // ended by onInterrupt; and a loop after an await by the watcher, which takes the signal from its first cell on.
 
-  const ARMED = 0; // these two as in watcher.js
+  const ARMED = 0; // the same as in watcher.js
   const HEARD = 1;
   const ARMING_MS = 1000;
-  let watched = null; // shared with the watcher, once there is one
+  let watched = null; // memory shared with the watcher, once that runs
   const onInterrupt = () => interrupt && interrupt();
   const onWatcher = () => {
     Atomics.add(watched, HEARD, 1);
@@ -291,7 +291,7 @@
     onInterrupt();
   };
 
-  /** Have the signal taken by a watcher. Runs in a frame that an interrupt ends: until it is armed, nobody else would. */
+  /** Start the watcher, which takes the signal. Until it is armed, an interrupt ends the frame that calls this. */
   const watch = () => {
     const shared = new Int32Array(new SharedArrayBuffer(8));
     const worker = new Worker(watcher, { eval: true, workerData: shared, env: {} });
@@ -304,17 +304,17 @@
 
   const watchFromNowOn = () => {
     if (watched || job.kind !== "session") return;
-    process.removeListener("SIGINT", onInterrupt); // its handler would stand in the watcher's place
+    process.removeListener("SIGINT", onInterrupt); // its handler would run instead of the watcher
     state.run = watch;
     try {
       guarded.runInThisContext({ breakOnSigint: true });
     } catch (error) {
-      process.on("SIGINT", onInterrupt); // no thread to be had: a cell that waits is told, as before
+      process.on("SIGINT", onInterrupt); // no thread is free: onInterrupt ends a cell that waits, as before
       if (error.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED") throw error;
     }
   };
 
-  /** Code of the guest that takes the signal takes it from the watcher too: a cell that waits can still be told. */
+  /** Keep our handler when guest code takes the signal, from the watcher too: a cell that waits can still be ended. */
   const onListener = (name, listener) => {
     if (name !== "SIGINT" || listener === onInterrupt) return;
     if (!process.listeners("SIGINT").includes(onInterrupt)) process.on("SIGINT", onInterrupt);
@@ -328,7 +328,7 @@
     }
   }
 
-  /** {value} or {error, at}: nothing is thrown. */
+  /** Return {value} or {error, at}; throw nothing. */
   const evaluate = (code, name) =>
     new Promise((end) => {
       let waits = true;
@@ -345,7 +345,7 @@
           else if (failed) ended({ error: objectOf(failed.exception ?? { value: failed.text }), at: failed });
           else ended({ value: objectOf(answered.result) });
         });
-        process._tickCallback?.(); // what follows an await on something that is there already can be interrupted too
+        process._tickCallback?.(); // code after an await on a ready value can be interrupted too
       };
       try {
         guarded.runInThisContext({ breakOnSigint: true });
@@ -368,10 +368,10 @@
   };
 
   const described = (error, at, name) => {
-    let told = { name: "Error", message: "<unprintable>", traceback: "" };
+    let outcome = { name: "Error", message: "<unprintable>", traceback: "" };
     try {
       const raised = error instanceof Error;
-      told = {
+      outcome = {
         name: raised ? String(error.name) : typeof error,
         message: raised ? String(error.message) : util.inspect(error),
         traceback: traceOf(error, at, name),
@@ -380,9 +380,9 @@
       // a guest's own getters may throw anything
     }
     const half = MOST_TEXT / 4;
-    const shown = told.traceback;
-    if (shown.length > 2 * half) told.traceback = `${shown.slice(0, half)}\n[...]\n${shown.slice(-half)}`;
-    return { ...told, name: clipped(told.name, 200), message: clipped(told.message, half) };
+    const shown = outcome.traceback;
+    if (shown.length > 2 * half) outcome.traceback = `${shown.slice(0, half)}\n[...]\n${shown.slice(-half)}`;
+    return { ...outcome, name: clipped(outcome.name, 200), message: clipped(outcome.message, half) };
   };
 
   const execute = async (code, name) => {
@@ -403,7 +403,7 @@
   let inputEnd = 0; // where the standard input of the last cell ended in the file that descriptor 0 is
   const giveInput = (data) => {
     const piece = Buffer.alloc(1 << 16);
-    while (fs.readSync(0, piece) > 0); // what the cell before did not read
+    while (fs.readSync(0, piece) > 0); // skip what the cell before did not read
     fs.ftruncateSync(0, inputEnd);
     if (data && data.length) fs.writeSync(0, data, 0, data.length, inputEnd);
     inputEnd += data ? data.length : 0;
@@ -465,7 +465,7 @@
     send({ m: "done", n: 0, exit: null, exception });
   };
 
-  // What was printed has left this process when the end of the cell is told: node would queue what a pipe does not take.
+  // What was printed leaves this process before the end of the cell is reported: node would queue what a pipe refuses.
   for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true);
   session.connect();
   process.argv.splice(1, Infinity, ...(job.args ?? []));

@@ -1,6 +1,6 @@
 """Owns the loop of a session: an interpreter that is kept alive and executes the host's cells, one at a time.
 
-It is a guest process: every right is gone before the first cell, and what it says about itself is data.
+The interpreter is a guest process: every right is gone before the first cell, and its messages are data.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from ringfence.guest.guestd.protocols import Work
 
-_MOST_ARGUMENTS = 1 << 22  # the host takes fewer, and says so; more than a message holds would end the session
+_MOST_ARGUMENTS = 1 << 22  # the host takes fewer bytes, and says so; more than a message holds would end the session
 
 
 def serve(job: Work, line_fd: int) -> int:
-    """Until the host has no more cells. The process's exit code."""
+    """Execute cells until the host has no more. Return the process's exit code."""
     line = Line(line_fd)
     runner.prepare(job)
     return Session(line, list(job.get("tools", []))).serve()
@@ -42,9 +42,9 @@ class Session:
         self._interruptible = False
         self._calls = itertools.count(1)
         self._cell_now: int | None = None  # the number of the cell that runs
-        self._hearing = _thread.allocate_lock()  # of who reads the line: this loop, or in a cell a thread that asks
-        self._saying = _thread.allocate_lock()  # no thread asks after the end of its cell was said
-        self._early: tuple[dict[str, Any], bytes] | None = None  # for this loop, read by a thread that asked
+        self._hearing = _thread.allocate_lock()  # held by the line's reader: this loop, or a thread that asks
+        self._saying = _thread.allocate_lock()  # so that no thread asks after the end of its cell was reported
+        self._early: tuple[dict[str, Any], bytes] | None = None  # a message for this loop, read by a thread that asked
         self._input = _Input(self)
         self._tools = tools
 
@@ -64,7 +64,7 @@ class Session:
             elif message["m"] == "copied":
                 self._copied(message)
             elif message["m"] in ("ping", "rehearse"):
-                if message["m"] == "rehearse":  # nobody waits yet: what every cell does is fetched or copied now
+                if message["m"] == "rehearse":  # while no caller waits, what every cell does is loaded or copied
                     self._cells.execute("None", "<rehearsal>")
                     flush()
                 self._line.send({"m": "done", "n": message["n"], "exit": None, "exception": None})
@@ -85,7 +85,7 @@ class Session:
             self._interruptible = True
             says = self._cells.execute(code, f"<cell {number}>")
             self._interruptible = False
-        except KeyboardInterrupt:  # it came between the end of the cell and this line
+        except KeyboardInterrupt:  # the interrupt came between the end of the cell and this line
             self._interruptible = False
         flush()
         for name, value in before.items():
@@ -97,20 +97,21 @@ class Session:
             self._line.send({"m": "done", "n": number, **says})
 
     def _copied(self, message: dict[str, Any]) -> None:
-        """This memory was put into another sandbox: what a child does after a fork, and new randomness (H11)."""
+        """Renew this memory, put into another sandbox: what a child does after a fork, and randomness (H11)."""
         import ctypes
 
         ctypes.pythonapi.PyOS_BeforeFork()
         ctypes.pythonapi.PyOS_AfterFork_Child()
         self._line.after_fork()
-        self._hearing, self._saying = _thread.allocate_lock(), _thread.allocate_lock()
+        self._hearing = _thread.allocate_lock()
+        self._saying = _thread.allocate_lock()
         runner.new_randomness()
         self._line.send({"m": "done", "n": message["n"], "exit": None, "exception": None})
 
     # what guest code may ask of the host
 
     def ask(self, message: dict[str, object], data: bytes, answer: str) -> tuple[dict[str, Any], bytes] | None:
-        """Say something and wait for the host's answer to it. None when there will be none.
+        """Send a question and wait for the host's answer. Return None when there will be none.
 
         One thread at a time: the host makes calls one after another too.
         """
@@ -119,7 +120,7 @@ class Session:
             return None
         with self._hearing:
             with self._saying:
-                if self._cell_now != cell:  # it ended while this thread waited
+                if self._cell_now != cell:  # the cell ended while this thread waited
                     return None
                 self._line.send(message, data)
             while True:
@@ -129,7 +130,7 @@ class Session:
                 found = received[0]
                 if found["m"] == answer and found.get("id") == message.get("id"):
                     return received
-                if found["m"] not in ("answer", "input"):  # the host is past our cell; those two were for somebody else
+                if found["m"] not in ("answer", "input"):  # the host is past our cell, or it was another's
                     self._early = received
                     return None
 
@@ -154,7 +155,7 @@ class Session:
 
 
 class _Input(io.TextIOBase):
-    """Standard input of a session: what came with the cell, or what the host is asked for, line by line."""
+    """Standard input of a session: what came with the cell, or lines that the host is asked for."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,5 +1,5 @@
 // Waits for SIGINT beside a JavaScript session, in a thread of its own: a loop that began after an await runs in no
-// frame that node would end on a signal. It begins with the first cell that waits for something.
+// frame that node would end on a signal. The thread begins with the first cell that waits for something.
 "use strict";
 const inspector = require("inspector");
 const vm = require("vm");
@@ -7,9 +7,9 @@ const { parentPort, workerData: shared } = require("worker_threads");
 
 const ARMED = 0;
 const HEARD = 1;
-const PATIENCE_MS = 50; // a session that waits hears of it in this time; one that does not is in a loop
+const PATIENCE_MS = 50; // a session that waits handles the interrupt in this time; a session that does not is in a loop
 
-// The script itself says that it waits: from then on the signal ends it, and not the process.
+// The script reports that it waits: from then on the signal ends the script, and not the process.
 globalThis.arm = () => {
   Atomics.store(shared, ARMED, 1);
   Atomics.notify(shared, ARMED);
@@ -18,7 +18,7 @@ globalThis.arm = () => {
 const wait = new vm.Script("arm()");
 
 const endLoop = () => {
-  const session = new inspector.Session(); // for this one word: node would not exit beside an open one
+  const session = new inspector.Session(); // open for this request only: node would not exit beside an open session
   session.connectToMainThread();
   session.post("Runtime.terminateExecution");
   session.disconnect();

@@ -1,11 +1,11 @@
-"""What the launcher starts, as `python -I -S …/guest/launch/__main__.py`. Only our own package is importable yet."""
+"""The program that the launcher starts: `python -I -S …/guest/launch/__main__.py`. It can import only our package."""
 
 import gc
 import os
 import sys
 
 gc.disable()  # until everything is loaded
-# The folder our package lies in may hold other things, a guest's too (L12): it is asked once, after Python's own.
+# The package's folder may hold other modules, even a guest's (L12): it is used once, after Python's own folders.
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 import ringfence.guest  # noqa: E402, F401  # after the path is set
 

@@ -22,7 +22,7 @@ _filters: dict[str, k.Filter] = {}
 
 
 def prepare(fence: Fence) -> None:
-    """What every process of this plan would do again, done before they are forked."""
+    """Do, before the fork, what every process of this plan would do again."""
     for program in (fence["seccomp"], fence["last_layer"]):
         if program:
             _filter(program)
@@ -40,14 +40,14 @@ _KERNEL_OBJECTS = {"max_user_namespaces": "0", "max_inotify_instances": "16", "m
 
 
 def open_kernel_limits(program: Program, fence: Fence) -> list[int]:
-    """Before /proc/sys becomes read-only. Returns the rows, for `limit_kernel_objects`."""
+    """Write rows that open kernel limits before /proc/sys becomes read-only. Return the rows."""
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     count = len(_KERNEL_OBJECTS) if fence["namespace_limits"] else 0
     return [program.call(_NR_OPENAT, k.AT_FDCWD, b"/proc/sys", flags, 0, what="/proc/sys") for _ in range(count)]
 
 
 def limit_kernel_objects(program: Program, opened: list[int]) -> None:
-    """Needs the capabilities of the user namespace. What it opens is closed later, with all the rest."""
+    """Write the limits, with the capabilities of the user namespace. What is opened here is closed later."""
     for row, (name, value) in zip(opened, _KERNEL_OBJECTS.items(), strict=False):
         flags = os.O_WRONLY | os.O_CLOEXEC
         file = program.call(_NR_OPENAT, 0, f"user/{name}".encode(), flags, 0, what=f"user.{name}")
@@ -65,8 +65,8 @@ _FAIR = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE)
 def stand_back(proc: int) -> None:
     """Give up what a caller may have over the host's other programs, and would hand down (D13).
 
-    That is real-time and raised priority, for CPU and disk, and being spared when memory runs out. What is lower than
-    usual stays. `proc`: the host's.
+    That is real-time and raised priority, for CPU and disk, and being spared when memory runs out. Values lower than
+    usual stay. `proc`: the host's.
     """
     if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK not in _FAIR:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -94,25 +94,25 @@ def _write(proc: int, path: str, text: bytes) -> None:
         os.close(fd)
 
 
-_OUR_FILES = 32  # what the spawner and file workers need open, however few the guest may
+_OUR_FILES = 32  # descriptors that the spawner and file workers need, however few the guest may have
 _CPU_BYTES = 1024  # a mask of 8192 CPUs, more than any kernel is built for
 AFFINITY = "affinity"  # a hole: `cpu_mask` fills it
 
 
 def write_limits(program: Program, fence: Fence) -> None:
-    """rlimits and CPUs, as holes: policies that differ in numbers alone have the same rows."""
+    """Write rlimits and CPUs, with holes: policies that differ in numbers alone have the same rows."""
     for name in _early_limits(fence):
         program.call(k.NR_PRLIMIT, 0, k.RLIMITS[name], Hole(f"limit {name}"), 0, what=f"setrlimit {name}")
     program.call(_NR_SET_AFFINITY, 0, _CPU_BYTES, Hole(AFFINITY), what="sched_setaffinity")
 
 
 def _early_limits(fence: Fence) -> list[str]:
-    """Not of CPU time, which is for a guest: who makes guests for hours uses more."""
+    """Return the limits without CPU time: a process that makes guests for hours uses more of that than a guest."""
     return [*(name for name in fence["rlimits"] if name != "CPU"), "NPROC"]
 
 
 def limits_for(fence: Fence, *, processes: int) -> dict[str, bytes]:
-    """What `fill_limits` fills in. The host's own limits are those of the process that asks."""
+    """Return what `fill_limits` fills in. The host's own limits are the limits of the process that calls this."""
     wanted = {**fence["rlimits"], "NPROC": processes}
     if "NOFILE" in wanted:
         wanted["NOFILE"] = max(wanted["NOFILE"], _OUR_FILES)
@@ -126,15 +126,15 @@ def fill_limits(program: Program, limits: dict[str, bytes], affinity: list[int])
 
 
 def cpu_mask(cpus: list[int]) -> bytes:
-    """None named: those that this process has."""
+    """Return the mask of the CPUs that are named; without names, the CPUs of this process."""
     return sum(1 << cpu for cpu in cpus or os.sched_getaffinity(0)).to_bytes(_CPU_BYTES, "little")
 
 
 def _lowered(name: str, value: int) -> tuple[int, int]:
-    """A limit, soft and hard. Where the host's own is tighter already, that one stays."""
+    """Return a limit, soft and hard. Where the host's own limit is lower already, that stays."""
     hard = k.limits(name)[1]
     value = min(value, hard)
-    # Of CPU time the soft limit sends SIGXCPU, which tells why; the hard one, a second later, is for who ignores it.
+    # The soft limit on CPU time sends SIGXCPU, which says why. The hard limit ends a process that ignores the signal.
     grace = int(name == "CPU" and value != hard)
     return value, value + grace
 
@@ -148,9 +148,9 @@ def set_limits(fence: Fence, *, processes: int) -> None:
 
 
 def write_rights(program: Program, fence: Fence, *, landlock: bool) -> list[Slot]:
-    """Capabilities, privileges, Landlock, system calls. What follows can only lose more.
+    """Write rows that give up capabilities, privileges, files (Landlock) and system calls. None comes back.
 
-    Returns where the descriptors are that stay open, for the caller to close.
+    Return the slots of the descriptors that stay open, for the caller to close.
     """
     opened: list[Slot] = []
     if fence["no_new_privileges"]:
@@ -165,13 +165,13 @@ def write_rights(program: Program, fence: Fence, *, landlock: bool) -> list[Slot
         _write_capabilities(program)
     if fence["seccomp"] and fence["no_new_privileges"]:
         _write_filter(program, fence["seccomp"])
-    # a change of uid has cleared it: the other case is said too
+    # A change of uid has cleared the flag. It is set here either way, also where it is to be on.
     program.call(k.NR_PRCTL, k.PR_SET_DUMPABLE, int(not fence["not_dumpable"]), what="prctl PR_SET_DUMPABLE")
     return opened
 
 
 def give_up_rights(fence: Fence, *, landlock: bool) -> None:
-    """The same at once."""
+    """Do what `write_rights` writes, at once."""
     program = Program(None)
     _run_and_close(program, write_rights(program, fence, landlock=landlock))
 
@@ -200,17 +200,18 @@ def _write_capabilities(program: Program) -> None:
 
 
 def _write_landlock(program: Program, abi: int, *, scopes: bool, files: bool) -> list[Slot]:
-    """Write a Landlock domain: all file rights beneath `/`, none elsewhere; no signal and no abstract socket leaves it.
+    """Write a Landlock domain: all file rights beneath `/`, none elsewhere, no signal or abstract socket out of it.
 
-    The rule hangs on the root's inode, so that a new file system mounted below it is covered too.
-    Returns where the descriptors are that stay open.
+    The rule belongs to the root's inode, so that a new file system mounted below is covered too. Return the slots of
+    the descriptors that stay open.
     """
     asked = k.landlock_attributes(abi, scopes=scopes, files=files)
     if asked is None:
         return []
     attributes, handled = asked
     ruleset = program.call(k.NR_LANDLOCK_CREATE, attributes, len(attributes), 0, what="landlock_create_ruleset")
-    into, opened = [], []
+    into = []
+    opened = []
     if handled:
         rule = room(16)
         struct.pack_into("<Q", rule, 0, handled)
@@ -224,12 +225,14 @@ def _write_landlock(program: Program, abi: int, *, scopes: bool, files: bool) ->
 
 
 def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool, session: bool) -> None:
-    """The last steps, in the process that becomes the guest: its own limits, the last filter, dumpable again.
+    """Do the last steps in the process that becomes the guest: own limits, the last filter, dumpable again.
 
-    The kernel counts CPU time over a process's whole life, and a session's limit is for each cell: guestd counts there.
+    The kernel counts CPU time over a process's whole life, and a session's limit is for each cell; therefore guestd
+    counts there.
 
-    Dumpable, because /proc/self must belong to the guest; its siblings have the same rights anyway. Before an exec it
-    stays as it is: exec makes it dumpable, and until then a sibling could write to the report that we own (J02).
+    The process is made dumpable because /proc/self must belong to the guest; its siblings have the same rights anyway.
+    Before an exec it stays as it is: exec makes it dumpable, and until then a sibling could write to the report that we
+    own (J02).
     """
     limits = {"NPROC": processes}
     limits |= {name: value for name, value in fence["rlimits"].items() if name in ("NOFILE", "CPU")}
@@ -246,7 +249,7 @@ def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool, session: b
 def rehearse(fence: Fence, *, dumpable: bool) -> None:
     """Go through `finish_for_guest` without effect.
 
-    Limits stay, no filter is installed, not dumpable until the job comes.
+    Limits stay, no filter is installed, and the process is not dumpable until the job comes.
     """
     for name in ("NPROC", "NOFILE", "CPU"):
         _lowered(name, fence["rlimits"].get(name, 0))

@@ -1,11 +1,11 @@
-"""Owns the process that every sandbox of a view is forked from: it has the view's root, and never sees guest data.
+"""Owns the forker: the process, with a view's root, that every sandbox of the view is forked from.
 
-A child of the monitor, it clones with CLONE_PARENT, so that the monitor is the parent and waiter of all it makes, while
-nothing that passed through the monitor is in the memory of what is made (H06). For each sandbox it makes PID 1 in new
-namespaces, and the spawner, which joins its cgroup while PID 1 still builds.
+The forker never sees guest data. It is a child of the monitor and clones with CLONE_PARENT: the monitor is the parent
+of all processes and waits for them, while nothing that passed through the monitor is in their memory (H06). For each
+sandbox the forker makes PID 1 in new namespaces, and the spawner, which joins its cgroup while PID 1 still builds.
 
-Both do all that they do before their first order without Python: as rows of a program that is written once for each
-kind of plan (`Birth`). A program ends in each process that it made; `process_at` says which process that is.
+Before their first order both work without Python: as rows of a program that is written once for each kind of plan
+(`Birth`). A program ends in each process that it made; `process_at` says which process that is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MAX_PACKET = 1 << 17
 _MAX_FDS = 16
 _PAGE = 4096
-_ROOM = 1 << 18  # what a process takes before it runs anything
+_ROOM = 1 << 18  # the memory of a process before it runs anything
 _REHEARSALS = 10  # until the interpreter has specialised its instructions
 
 # ── the programs that make PID 1 and the spawner ─────────────────────────────────────────────────
@@ -45,20 +45,20 @@ _SIGCHLD = 17
 _CLONE = syscalls.CLONE_PARENT | syscalls.CLONE_PIDFD | _SIGCHLD
 _NR_CLONE3, _CLONE_INTO_CGROUP = 435, 0x200000000
 _ARGS = struct.Struct("<11Q")  # flags, pidfd, child_tid, parent_tid, exit_signal, stack and size, tls, set_tid, cgroup
-_CGROUP = 80  # where the last one begins
+_CGROUP = 80  # where the cgroup begins
 # For a clone with memory of its own: the kernel sets the thread id that glibc keeps.
 _OWN_MEMORY = syscalls.CLONE_CHILD_SETTID | syscalls.CLONE_CHILD_CLEARTID
 _INIT_PIDFD, _PID_DOOR, _ANSWER = "PID 1's pidfd", "pid namespace", "the helper's answer"
 
 
 class ForkerProcess:
-    """What programs need to know of the process that runs them."""
+    """The facts that programs need of the process that runs them."""
 
     def __init__(self, proc: int, listing: Callable[[], Listing]) -> None:
         self.proc = proc
         self.listing = listing
         self.pidfd = os.pidfd_open(os.getpid())
-        self.reserved = syscalls.high(proc)  # a number, for the pidfd of the PID 1 that a spawner is made for
+        self.reserved = syscalls.high(proc)  # the number of the pidfd of the PID 1 that a spawner is made for
         self.routine = routine()
         self.thread_id = syscalls.thread_id_address()
 
@@ -67,21 +67,22 @@ class Birth:
     """A program that makes processes. `run` returns in every process."""
 
     def __init__(self, forker: ForkerProcess, plan: Plan) -> None:
-        self.forker, self.plan = forker, plan
+        self.forker = forker
+        self.plan = plan
         self.program = Program(forker.routine)
         self._clones: dict[int, Slot] = {}  # rows, and where each puts the pidfd
         self._into: Room | None = None  # arguments of a clone into a cgroup
-        self.end = 0  # the forker's last row; those after it are of the processes it makes
+        self.end = 0  # the forker's last row; later rows belong to the processes that it makes
 
     def clone(self, flags: int, pidfd: Slot) -> int:
-        """Write a clone with memory of its own. Return its row, whose result is 0 in the child."""
+        """Write a clone with its own copy of the memory. Return the clone's row, whose result is 0 in the child."""
         flags |= _CLONE | _OWN_MEMORY
         row = self.program.call(syscalls.NR_CLONE, flags, 0, pidfd, self.forker.thread_id, 0, what="clone")
         self._clones[row] = pidfd
         return row
 
     def clone_spawner(self, pidfd: Slot, *, into: bool) -> list[int]:
-        """Write a clone that has a cgroup to join. Return its rows, whose result is 0 in the child.
+        """Write a clone for a process that joins a cgroup. Return the clone's rows, whose result is 0 in the child.
 
         With `into` the first row makes a process that is born in the cgroup, which only cgroup v2 can: a process that
         writes to `cgroup.procs` after a quiet moment waits 5 to 20 ms for the kernel. Where the kernel refuses (a
@@ -91,7 +92,7 @@ class Birth:
         born = []
         if into:
             self._into = room(_ARGS.size)
-            flags = (_CLONE & ~_SIGCHLD) | _OWN_MEMORY | _CLONE_INTO_CGROUP  # its parent's signal, as CLONE_PARENT says
+            flags = (_CLONE & ~_SIGCHLD) | _OWN_MEMORY | _CLONE_INTO_CGROUP  # CLONE_PARENT sets the signal
             where = program.address_of(pidfd)
             _ARGS.pack_into(self._into, 0, flags, where, self.forker.thread_id, *[0] * 8)
             born.append(program.call(_NR_CLONE3, self._into, _ARGS.size, what="clone3"))
@@ -100,7 +101,7 @@ class Birth:
         return [*born, self.clone(0, pidfd)]
 
     def begin_at(self, cloned: list[int], written: spawner.Written) -> None:
-        """Have the children of the rows `cloned` go on at what was written for the spawner."""
+        """Make the children of the rows `cloned` go on at the rows that were written for the spawner."""
         self.program.if_zero(cloned[-1], written.first)
         if len(cloned) > 1:
             self.program.if_zero(cloned[0], written.joined)
@@ -114,7 +115,7 @@ class Birth:
         for slot in self._clones.values():
             self.program.put(slot, 0)
         where = self.program.run()
-        if where in self._clones:  # it failed, and the kernel may have written a number before it did
+        if where in self._clones:  # the clone failed, and the kernel may have written a number before
             self.program.put(self._clones[where], 0)
         return where
 
@@ -123,7 +124,7 @@ class Birth:
         return "forker" if where <= self.end else "spawner"
 
     def check(self, where: int) -> None:
-        """Raise OSError when a row failed there."""
+        """Raise OSError if the row at which a run ended has failed."""
         error = self.program.failure(where)
         if error is not None:
             raise error
@@ -205,11 +206,13 @@ class SpawnerBirth(Birth):
         program.seal()
 
     def _write_helper(self, *, into: bool) -> list[int]:
-        """An ordinary user may enter a pid namespace of his but not come back: a helper enters it, and clones.
+        """Write a helper process, which enters PID 1's pid namespace and clones the spawner there.
 
-        Where the routine runs, it has our memory while we stand still: it needs none of its own.
+        An ordinary user may enter a pid namespace of his own, but not come back. Where the routine runs, the helper
+        shares our memory while we stand still, and needs none of its own.
         """
-        program, forker = self.program, self.forker
+        program = self.program
+        forker = self.forker
         self.helper_pidfd = Slot(0, 0, room(8))
         flags = _CLONE | (syscalls.CLONE_VM | syscalls.CLONE_VFORK if program.native else _OWN_MEMORY)
         begun = program.call(syscalls.NR_CLONE, flags, 0, self.helper_pidfd, forker.thread_id, 0, what="clone")
@@ -245,7 +248,8 @@ class SpawnerBirth(Birth):
 
 def _write_clone_beside(birth: Birth, pidfd: Slot, *, into: bool) -> list[int]:
     """Write a clone in the pid namespace of the PID 1 whose pidfd has the reserved number. Return the clone's rows."""
-    program, forker = birth.program, birth.forker
+    program = birth.program
+    forker = birth.forker
     program.call(syscalls.NR_SETNS, forker.reserved, syscalls.CLONE_NEWPID, what="setns")
     cloned = birth.clone_spawner(pidfd, into=into)
     program.call(syscalls.NR_SETNS, forker.pidfd, syscalls.CLONE_NEWPID, what="setns")
@@ -256,13 +260,13 @@ def _write_clone_beside(birth: Birth, pidfd: Slot, *, into: bool) -> list[int]:
 
 
 class Interpreter:
-    """What the zygote made of the interpreter that the forker and the forker's processes are forks of."""
+    """The interpreter of the zygote, which the forker and its processes are forks of."""
 
     __slots__ = ("preloaded", "warm")
 
     def __init__(self, *, preloaded: bool) -> None:
-        self.preloaded = preloaded  # modules were imported for the policy's sake, which may want to know of a fork
-        self.warm = False  # what most programs import is loaded: there will be several sandboxes, and some wait
+        self.preloaded = preloaded  # modules were imported for the policy, which may have hooks for a fork
+        self.warm = False  # whether common modules are loaded: for several sandboxes, of which some wait
 
 
 def run(monitor: socket, request: Template, interpreter: Interpreter) -> NoReturn:
@@ -288,9 +292,9 @@ def run(monitor: socket, request: Template, interpreter: Interpreter) -> NoRetur
 
 
 def _import_no_more() -> None:
-    """From here on a file that is imported would be the image's, run by a process with rights (J19).
+    """Import what jobs import late, then forbid imports from files.
 
-    What jobs import late is therefore imported now.
+    A file that is imported later would be the image's, run by a process with rights (J19).
     """
     job_modules.load_late()
     for found in (sys.meta_path, sys.path_hooks, sys.path):
@@ -303,7 +307,8 @@ def failure(error: Exception) -> dict[str, object]:
 
 
 def _own_user_namespace(proc: int) -> None:
-    uid, gid = os.geteuid(), os.getegid()
+    uid = os.geteuid()
+    gid = os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     mounts.write(proc, "self/setgroups", "deny")
     mounts.write(proc, "self/uid_map", f"0 {uid} 1")
@@ -311,10 +316,11 @@ def _own_user_namespace(proc: int) -> None:
 
 
 class Known:
-    """A plan. `kind`: the same number for plans that differ in limits alone."""
+    """A plan and its programs. `kind`: a number that plans share if they differ in limits alone."""
 
     def __init__(self, plan: Plan, kind: int) -> None:
-        self.plan, self.kind = plan, kind
+        self.plan = plan
+        self.kind = kind
         self.limits = spawner.limits_of(plan["fence"])
 
 
@@ -323,18 +329,21 @@ class Making:
 
     def __init__(self, order: Order, known: Known, join: list[int], into: int, *, warm: bool) -> None:
         self.number = order["box"]
-        self.kind, self.limits, plan = known.kind, known.limits, known.plan
+        self.kind = known.kind
+        self.limits = known.limits
+        plan = known.plan
         self.owner = order["owner"]
         self.affinity = order["affinity"]
-        self.rehearses = warm and order["waits"] and bool(sys.path)  # no path: guests have an own interpreter
+        self.rehearses = warm and order["waits"] and bool(sys.path)  # else guests have their own interpreter
         self.plan = plan
-        self.join, self.into = join, into
+        self.join = join
+        self.into = into
         self.init_pid = 0
         self.init_pidfd = -1
         self.init: socket | None = None
         self.spawner: socket | None = None
         self.spawner_fds: list[int] = []  # pidfd, and in a user namespace the helper's
-        self.doors: dict[str, int] = {}  # of an ordinary user's sandbox: PID 1's namespaces by name
+        self.doors: dict[str, int] = {}  # for an ordinary user: PID 1's namespaces, by name
 
     def close(self) -> None:
         for fd in (*self.join, self.into, self.init_pidfd, *self.spawner_fds, *self.doors.values()):
@@ -350,7 +359,7 @@ class Forker:
         self._monitor = monitor
         self._interpreter = interpreter
         self._orders = fast_stdlib.Receiver(monitor, _MAX_PACKET, _MAX_FDS)
-        self._plans: dict[int, Known] = {}  # of policies that share this view
+        self._plans: dict[int, Known] = {}  # the plans of policies that share this view
         self._kinds: list[object] = []
         self._proc = proc
         self._us = ForkerProcess(proc, self._listing)
@@ -374,7 +383,7 @@ class Forker:
                     self._hear_init(fd, building)
 
     def _warm_up(self) -> None:
-        """In a quiet moment, what every run would do first: the interpreter's caches are then warm in every fork."""
+        """Do what every run would do first, in a quiet moment, so that every fork has the interpreter's caches warm."""
         from ringfence.guest.interpreter import runner
 
         self._cold = False
@@ -406,7 +415,7 @@ class Forker:
         disk = fds.pop() if order["disk"] else -1
         making = Making(order, self._plans[order["plan_id"]], fds, into, warm=self._interpreter.warm)
         if making.rehearses and self._cold:
-            self._warm_up()  # nobody waits
+            self._warm_up()  # no caller waits
         self._made[making.number] = making
         try:
             self._check_room(making.plan["fence"]["rlimits"].get("DATA"))
@@ -423,7 +432,7 @@ class Forker:
         self._poll.register(making.init, select.POLLIN)
 
     def _check_room(self, limit: int | None) -> None:
-        """Raise OSError for a limit that a fork of this process would start beyond.
+        """Raise OSError for a memory limit that a fork of this process would exceed at its start.
 
         The guest's first process would fail.
         """
@@ -445,8 +454,9 @@ class Forker:
         return self._kinds.index(kind)
 
     def _make_init(self, making: Making, listeners: int, disk: int) -> None:
-        """Make PID 1, and as root the spawner. A page that is touched between two forks is copied twice: none is."""
-        joins, into = len(making.join), making.into >= 0
+        """Make PID 1, and as root the spawner. A page touched between two forks is copied twice, so none is touched."""
+        joins = len(making.join)
+        into = making.into >= 0
         key = (making.kind, joins, into, disk >= 0)
         birth = self._inits.get(key)
         if birth is None:
@@ -469,7 +479,8 @@ class Forker:
                 pass
         inner.close()
         spawner_end.close()
-        making.init_pid, making.init_pidfd = birth.init_pid, birth.made(birth.init_pidfd)
+        making.init_pid = birth.init_pid
+        making.init_pidfd = birth.made(birth.init_pidfd)
         if making.plan["as_root"]:
             making.spawner = outer
             made = birth.made(birth.spawner_pidfd)
@@ -483,7 +494,8 @@ class Forker:
 
         The spawner enters the other namespaces itself.
         """
-        joins, into = len(making.join), making.into >= 0
+        joins = len(making.join)
+        into = making.into >= 0
         key = (making.kind, joins, into)
         birth = self._spawners.get(key)
         if birth is None:
@@ -530,11 +542,11 @@ class Forker:
         if self._interpreter.preloaded:
             syscalls.after_fork_in_parent()
         if where < birth.end and birth.plan["as_root"]:
-            syscalls.setns(self._us.pidfd, syscalls.CLONE_NEWPID)  # it may have failed before it came back
+            syscalls.setns(self._us.pidfd, syscalls.CLONE_NEWPID)  # a row may have failed before the way back
         return where
 
     def _begin_spawner(self, birth: Birth, where: int, making: Making) -> None:
-        """Be the spawner, whose rows are done, or where a row failed."""
+        """Be the spawner, after its rows are done or a row has failed."""
         birth.check(where)
         birth.forget_routine()
         if self._interpreter.preloaded:
@@ -542,7 +554,7 @@ class Forker:
         spawner.begin(making.plan["fence"], rehearse=making.rehearses)
 
     def _listing(self) -> mounts.Listing:
-        """Return what /proc holds: PID 1 sees to what was added since."""
+        """Return the entries of /proc. PID 1 handles entries that were added since."""
         return mounts.Listing(self._proc)
 
     def _hear_init(self, fd: int, building: dict[int, Making]) -> None:
@@ -570,7 +582,8 @@ class Forker:
             self._say_failed(making, failure(error))
 
     def _map_user(self, making: Making) -> None:
-        owner, pid = making.owner, making.init_pid
+        owner = making.owner
+        pid = making.init_pid
         assert making.init is not None
         if making.plan["user_namespace"]:
             mounts.write(self._proc, f"{pid}/uid_map", f"1000 {owner} 1")
@@ -595,7 +608,7 @@ class Forker:
         for fd in making.spawner_fds:
             os.close(fd)
         making.spawner_fds = []
-        making.rehearses = False  # somebody waits for it
+        making.rehearses = False  # a caller waits for the sandbox
         if making.spawner is not None:
             making.spawner.close()
         try:
@@ -609,9 +622,9 @@ class Forker:
         fast_stdlib.send_fds(self._monitor, answer, self._spawner_parts(making))
 
     def _protect_again(self, making: Making | None, paths: list[tuple[str, int, int]], fds: list[int]) -> None:
-        """Protect paths again, by a process that has run no guest code.
+        """Protect paths again, in a process that has run no guest code.
 
-        It writes "done" or why not to the descriptor.
+        That process writes "done", or the reason of a failure, to the descriptor.
         """
         pid = os.fork() if making is not None and fds else 0
         if pid == 0 and making is not None and fds:
@@ -630,13 +643,13 @@ class Forker:
             os.waitpid(pid, 0)
 
     def _say_failed(self, making: Making, said: dict[str, object]) -> None:
-        """Report a failure, with what was made of the sandbox: the monitor ends and reaps that."""
+        """Report a failure, with what was made of the sandbox, which the monitor ends and reaps."""
         fds = [fd for fd in (making.init_pidfd, *making.spawner_fds) if fd >= 0]
         fast_stdlib.send_fds(self._monitor, fast_stdlib.dumps({"box": making.number, **said}), fds)
 
 
 def _enter_mounts(making: Making) -> None:
-    """Enter the sandbox's mount namespace, with the rights that its mounts were made with."""
+    """Enter the sandbox's mount namespace, with the rights by which its mounts were made."""
     if making.plan["as_root"]:
         syscalls.setns(making.init_pidfd, syscalls.CLONE_NEWNS)
         return
@@ -655,7 +668,7 @@ def _child(work: Callable[[], object], report: socket) -> NoReturn:
 
 
 def _obey(birth: Birth, where: int) -> None:
-    """Be PID 1, whose rows are done, or where a row failed."""
+    """Be PID 1, after its rows are done or a row has failed."""
     birth.check(where)
     pid1.obey()
 

@@ -1,6 +1,7 @@
 """Makes the sockets by which a sandbox reaches the gateway, in its network namespace, before any guest code exists.
 
-They are handed to the library and closed here: nothing inside can accept on them, and who connects is known by them.
+The sockets are sent to the library and closed here: no process inside can accept on them. By its listener the gateway
+knows what a connection wants.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from ringfence.guest.guestd.protocols import Outlets
 
 _BACKLOG = 1024
-GREETING = b"listeners"  # what descriptors come with
-BESIDES = 3  # of the resolver and the proxy, beside the ports
+GREETING = b"listeners"  # the packet that brings the descriptors
+BESIDES = 3  # listeners of the resolver and the proxy, beside the ports
 _RESOLVER = "127.0.0.1"
 _LOOPBACK_INDEX = 1  # in every new network namespace
 _RTM_NEWADDR, _REQUEST_ACK_CREATE_EXCLUSIVE = 20, 0x1 | 0x4 | 0x400 | 0x200
@@ -36,7 +37,7 @@ def make(outlets: Outlets, channel: int) -> None:
 
 
 def hand_over(outlets: Outlets, channel: int) -> None:
-    """The same by guestd's own channel, before its first frame."""
+    """Listen as `make` does, and send the sockets by guestd's own channel, before its first frame."""
     _send(fast_stdlib.from_fd(os.dup(channel), fast_stdlib.SOCK_STREAM), listeners(outlets))
 
 
@@ -47,7 +48,7 @@ def _send(packet: socket, sockets: list[socket]) -> None:
 
 
 def listeners(outlets: Outlets) -> list[socket]:
-    """Resolver (UDP, TCP), proxy, then the ports in order; non-blocking."""
+    """Return the listeners, non-blocking: resolver (UDP, TCP), proxy, then the ports in order."""
     sockets = [_bound(_socket.SOCK_DGRAM, _RESOLVER, 53), _listening(_RESOLVER, 53)]
     sockets.append(_listening("127.0.0.1", outlets["proxy"]))
     sockets += [_listening("0.0.0.0", port) for port in outlets["ports"]]  # noqa: S104  # in a namespace without a card
@@ -67,7 +68,7 @@ def _listening(address: str, port: int) -> socket:
 
 
 def add_address() -> None:
-    """To loopback. Raises OSError, for one where we have no right to."""
+    """Add an address to loopback. Raises OSError, as where this process has no right to do that."""
     attributes = b"".join(struct.pack("HH4s", 8, kind, _EXTRA_ADDRESS) for kind in (_IFA_LOCAL, _IFA_ADDRESS))
     body = struct.pack("BBBBI", _socket.AF_INET, 32, 0, 0, _LOOPBACK_INDEX) + attributes
     header = struct.pack("IHHII", 16 + len(body), _RTM_NEWADDR, _REQUEST_ACK_CREATE_EXCLUSIVE, 1, 0)

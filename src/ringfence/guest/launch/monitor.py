@@ -1,7 +1,8 @@
-"""Owns the process that keeps the sandboxes of a view: parent of all their processes, outside all their namespaces.
+"""Owns the monitor: the process that keeps a view's sandboxes, as parent of all processes, outside all namespaces.
 
-One event loop. What it does for one sandbox is in `guestd`; nothing here waits for a guest, so that none can hold up
-another. It forks only once, at its start: what passes through its memory is in no process that is made later (H06).
+The monitor is an event loop. What it does for a single sandbox is in `guestd`. It never waits for a guest, so that no
+guest can hold up another. It forks only once, at its start: what passes through its memory later is in no process that
+is made (H06).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MAX_ANSWER = 1 << 12
 _MAX_FDS = 16
 _MAX_WORDS = 200
 _LOOK_S = 0.005
-_END_S = 5.0  # for a sandbox to be gone: its processes were killed
+_END_S = 5.0  # for a killed sandbox to be gone
 _NEVER = float("inf")
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
 
@@ -52,7 +53,7 @@ def run(control: socket, request: Template, library: int, interpreter: forker.In
     served = Monitor(control, ours, pid, library)
     try:
         served.serve()
-    except BaseException as error:  # noqa: BLE001  # the last frame of this process: whatever it is, it is told
+    except BaseException as error:  # noqa: BLE001  # the last frame of this process: whatever it is, it is reported
         sys.excepthook(type(error), error, error.__traceback__)  # to the zygote's standard error
         served.crashed(_words(error))
         os._exit(1)
@@ -69,7 +70,7 @@ class Monitor(Loop):
         self._maker_pid = maker_pid
         self._boxes: dict[int, Guestd] = {}
         self._ending = False
-        self._faulty: dict[int, float] = {}  # sandboxes that met a fault of ours, and when they must be gone
+        self._faulty: dict[int, float] = {}  # sandboxes with a fault in our code, and when each must be gone
         self.watch(control.fileno(), select.EPOLLIN, self._on_control)
         self.watch(maker.fileno(), select.EPOLLIN, self._on_view)
         self.watch(library, select.EPOLLIN, self._on_library_gone)
@@ -95,7 +96,7 @@ class Monitor(Loop):
             look_at = min(look_at, time.monotonic() + _LOOK_S)
 
     def fault(self, number: int, error: Exception) -> None:
-        """End one sandbox, and no other, after an error in what was done for that sandbox."""
+        """End a single sandbox after an error in our own code for that sandbox."""
         sys.excepthook(type(error), error, error.__traceback__)
         box = self._boxes.get(number)
         if box is not None:
@@ -104,7 +105,7 @@ class Monitor(Loop):
             box.close()
 
     def _check_faulty(self, now: float) -> None:
-        """What the fault left half done may keep it from ending; then this process has to."""
+        """End this process if a sandbox with a fault did not end: the half-done work may keep it alive."""
         self._faulty = {number: end for number, end in self._faulty.items() if number in self._boxes}
         if any(now > end for end in self._faulty.values()):
             raise RuntimeError("a sandbox did not end after a fault")
@@ -124,10 +125,10 @@ class Monitor(Loop):
         waits = [wait for box in self._boxes.values() if (wait := box.next_wait()) is not None]
         return min(waits, default=_NEVER) if not self._faulty else min(_LOOK_S * 20, *waits)
 
-    # what sandboxes need of us
+    # what sandboxes need of the monitor
 
     def order(self, op: str, number: int) -> bool:
-        """Ask the forker for something. False when it is gone."""
+        """Send an order to the forker. Return False when the forker is gone."""
         try:
             self._maker.send(fast_stdlib.dumps({"op": op, "box": number}))
         except OSError:
@@ -135,10 +136,10 @@ class Monitor(Loop):
         return True
 
     def reap_strays(self) -> None:
-        """Reap children that a spawner made and did not report before its end: unreaped they keep PID 1 from ending.
+        """Reap children that a spawner made and did not report before its end. They would keep PID 1 from ending.
 
-        A child that may still be reported to another sandbox is left: its status is owed. Such a child is younger than
-        what that sandbox waits for; therefore a busy view delays this by no more than one answer takes.
+        A child that may still be reported to another sandbox is left, because its status is owed. Such a child is
+        younger than what that sandbox waits for; therefore a busy view delays this by no more than one answer takes.
         """
         if _first_ended() is None:
             return
@@ -153,7 +154,7 @@ class Monitor(Loop):
                     continue
 
     def gone(self, number: int) -> None:
-        """Forget a sandbox of which nothing is left."""
+        """Drop a sandbox of which nothing is left."""
         del self._boxes[number]
         self.order("forget", number)
 
@@ -164,12 +165,13 @@ class Monitor(Loop):
         try:
             data, fds = self._requests.receive()
         except OSError:
-            data, fds = b"", []
+            data = b""
+            fds = []
         if not data:
             self.unwatch(self._control.fileno())
             self._control.close()
             self._control = None
-            self._ending = True  # the sandboxes there are go on: they belong to the library, and it lives
+            self._ending = True  # the running sandboxes go on: they belong to the library, which lives
             return
         request = fast_stdlib.loads(data)
         if "plan_id" in request:
@@ -188,7 +190,7 @@ class Monitor(Loop):
                 if box is not None:
                     fast_stdlib.send_fds(self._maker, fast_stdlib.dumps({**request, "op": "protect"}), fds)
             except OSError:
-                pass  # it is gone; whoever asked sees the descriptor closed
+                pass  # the sandbox is gone; the library sees the descriptor closed
             for fd in fds:
                 os.close(fd)
             return
@@ -247,14 +249,14 @@ class Monitor(Loop):
         """
         try:
             answer = self._maker.recv(_MAX_PACKET)
-        except ConnectionResetError:  # it went with an order unread; what it said before comes after that
+        except ConnectionResetError:  # it ended with an order unread; its earlier answers are still read
             answer = self._maker.recv(_MAX_PACKET)
         answer = answer or b'{"error":"the forker ended","errno":null}'
         try:
             if self._control is not None:
                 self._control.send(answer)
         except OSError:
-            pass  # nobody waits for it any more, which we hear of next
+            pass  # the sandbox is no longer wanted, which the next message says
         if "error" in fast_stdlib.loads(answer):
             os._exit(1)
         self.unwatch(self._maker.fileno())
@@ -264,7 +266,8 @@ class Monitor(Loop):
         try:
             data, fds = self._answers.receive()
         except OSError:
-            data, fds = b"", []
+            data = b""
+            fds = []
         if not data:
             self._lose_maker()
             return
@@ -302,20 +305,24 @@ class Monitor(Loop):
 
 
 class Fence:
-    """The monitor as one sandbox sees it: an error in our own code for that sandbox ends that sandbox alone."""
+    """The monitor as seen by a single sandbox: an error in our own code for a sandbox ends only that sandbox."""
 
     def __init__(self, monitor: Monitor, number: int) -> None:
-        self._monitor, self._number = monitor, number
-        self.change, self.unwatch = monitor.change, monitor.unwatch
-        self.order, self.reap_strays, self.gone = monitor.order, monitor.reap_strays, monitor.gone
+        self._monitor = monitor
+        self._number = number
+        self.change = monitor.change
+        self.unwatch = monitor.unwatch
+        self.order = monitor.order
+        self.reap_strays = monitor.reap_strays
+        self.gone = monitor.gone
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
         def fenced(events: int) -> None:
             try:
                 handler(events)
-            except Exception as error:  # noqa: BLE001  # whatever it is, it is told, and ends this sandbox
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is reported, and ends this sandbox
                 if self._monitor.handler(fd) is fenced:
-                    self._monitor.unwatch(fd)  # or it would come again for ever
+                    self._monitor.unwatch(fd)  # otherwise the event would come for ever
                 self._monitor.fault(self._number, error)
 
         self._monitor.watch(fd, events, fenced)

@@ -29,11 +29,11 @@ DISK = ".disk"  # mount point of the sandbox's disk when `copy` mounts share it 
 _RO = k.MOUNT_ATTR_RDONLY | k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV
 _TMPFS_FLAGS = k.MS_NOSUID | k.MS_NODEV
 
-_WITH_SOURCE = ("bind", "overlay", "symlink")  # whose target comes second
+_WITH_SOURCE = ("bind", "overlay", "symlink")  # operations whose target is the second argument
 
 _NR_CLOSE, _NR_IOCTL, _NR_SOCKET, _NR_CHDIR, _NR_GETDENTS, _NR_OPENAT = 3, 16, 41, 80, 217, 257
-_ENTRY = struct.Struct("<QqHB")  # of a directory, then its name
-_DIRECTORY = 4  # its kind
+_ENTRY = struct.Struct("<QqHB")  # the head of a directory entry; its name follows
+_DIRECTORY = 4  # the kind of a directory's entry
 _LISTING = 1 << 13  # bytes: twice what a /proc has before the first process
 
 Op = list[object]
@@ -44,9 +44,9 @@ class Applier:
 
     def __init__(self, idmap: Callable[[int, int], int] | None = None, owner: int | None = None) -> None:
         self._idmap = idmap
-        self._owner = owner  # of what is made for the guest; None: ourselves
+        self._owner = owner  # the owner of what is made for the guest; None: this process
         self._copies = 0
-        self._folders: dict[str, int] = {"": 0o755}  # that are known to be there, and their modes
+        self._folders: dict[str, int] = {"": 0o755}  # folders that are known to exist, and their modes
 
     def apply(self, ops: list[Op]) -> None:
         for op in ops:
@@ -95,7 +95,7 @@ class Applier:
             self._folders[path] = stat.S_IMODE(info.st_mode)
 
     def _make_point(self, target: str, *, directory: bool) -> None:
-        """A mount point, unless something is there already."""
+        """Make a mount point, unless something is at the target already."""
         if target in self._folders or os.path.lexists(target):
             self._forget_below(target)
         elif directory:
@@ -104,11 +104,11 @@ class Applier:
             self._file(target)
 
     def _forget_below(self, target: str) -> None:
-        """What is there is covered by a mount."""
+        """Drop what is known below a target, because a mount covers it."""
         self._folders = {path: mode for path, mode in self._folders.items() if not path.startswith(f"{target}/")}
 
     def _file(self, target: str) -> None:
-        """An empty one."""
+        """Make an empty file."""
         self._folder(os.path.dirname(target))
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
 
@@ -122,7 +122,7 @@ class Applier:
                 os.close(fd)
 
     def _bind(self, source: str, target: str, options: dict[str, object], fd: int | None) -> None:
-        """`fd`: of what is to be shown, where it was looked at."""
+        """Bind a source at a target. `fd`: a descriptor of what is to be shown, opened when it was checked."""
         mode = os.stat(source if fd is None else fd).st_mode
         self._make_point(target, directory=stat.S_ISDIR(mode))
         attributes = k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV
@@ -181,7 +181,7 @@ class Applier:
         k.mount(target, target, None, k.MS_BIND | k.MS_REC)
 
     def _op_overlay(self, source: str, target: str, options: dict[str, object]) -> None:
-        """The host's files below, less those of `absent`, and the sandbox's disk above; with `ro` nothing above."""
+        """Mount the host's files below, without those of `absent`, and the sandbox's disk above; with `ro` no disk."""
         self._copies += 1
         lower = f"{DISK}/lower{self._copies}"
         os.mkdir(lower, 0o700)
@@ -225,13 +225,13 @@ class Applier:
                     os.mkdir(path, 0o700)
                     folders[path] = "/".join((lower, *parts[:end]))
             os.mknod(f"{layer}/{name}", stat.S_IFCHR, os.makedev(0, 0))
-        for path, like in reversed(folders.items()):  # the upper layer's is what a folder shows as
+        for path, like in reversed(folders.items()):  # a folder has the mode and owner of the upper layer
             _look_like(path, like)
         return f"{layer}:{lower}"
 
 
 def _opened(source: str, inode: object) -> int:
-    """What the plan looked at: a guest of another sandbox may have put something else there since (L16, O17)."""
+    """Open what the plan looked at. A guest of another sandbox may have put another file there since (L16, O17)."""
     try:
         fd = opened(source)
     except OSError as error:
@@ -251,14 +251,17 @@ def _look_like(path: str, other: str) -> None:
     try:
         os.chown(path, info.st_uid, info.st_gid)
     except OSError:
-        pass  # an owner that this user namespace does not have: it shows as the guest's, who may write nothing there
+        pass  # an owner that this user namespace lacks: it shows as the guest's, who can write nothing there
     os.chmod(path, stat.S_IMODE(info.st_mode))
     os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
 def protect_again(target: str, device: int, inode: int) -> None:
-    """Show `target` read-only once more, in a sandbox that stands still. OSError when another file is there: what the
-    mount lies in may be the guest's, which can move it and put its own there, of the same number (L02)."""
+    """Show `target` read-only once more, in a sandbox that is stopped. Raises OSError when another file is there.
+
+    The folder around the mount may be the guest's, which can move the mount away and put a file of its own there, with
+    the same inode number (L02).
+    """
     flags = os.O_PATH | os.O_NOFOLLOW
     fd = k.openat2(k.AT_FDCWD, target, flags, 0, k.RESOLVE_NO_SYMLINKS | k.RESOLVE_NO_MAGICLINKS)
     found = os.fstat(fd)
@@ -272,11 +275,11 @@ def protect_again(target: str, device: int, inode: int) -> None:
 def cover(target: str, *, directory: bool | None = None) -> None:
     """Show nothing at `target`: an empty read-only file or directory of ours. A write is EROFS, never swallowed."""
     kind = "dir" if (os.path.isdir(target) if directory is None else directory) else "file"
-    k.mount(f"{MASK}/{kind}", target, None, k.MS_BIND)  # with the flags of its source's mount: see build_template
+    k.mount(f"{MASK}/{kind}", target, None, k.MS_BIND)  # with the flags that `build_template` set
 
 
 def _cover_makings(*directories: str) -> None:
-    """What mounts were made from: whole folders of the host, hidden files included."""
+    """Cover what mounts were made from: whole folders of the host, hidden files included."""
     for directory in directories:
         if os.path.isdir(directory) and os.listdir(directory):
             cover(directory)
@@ -308,7 +311,7 @@ def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
     k.pivot_root_here()
 
 
-# File systems that belong to one sandbox, and their flags; `options_of` has the rest.
+# File systems of a single sandbox, and their flags; `options_of` has the rest.
 _PRIVATE = {
     "tmp": ("tmpfs", _TMPFS_FLAGS),
     "dev/shm": ("tmpfs", _TMPFS_FLAGS | k.MS_NOEXEC),
@@ -317,13 +320,13 @@ _PRIVATE = {
 }
 
 
-# Of the host's kernel.pty.max, 4096, all but a reserve can be taken by any of its file systems of terminals: one guest
-# could leave none to other sandboxes and containers (F33).
+# The host has 4096 terminals (kernel.pty.max), and any devpts can take all but a reserve. Without a limit a guest could
+# leave none to other sandboxes and containers (F33).
 _TERMINALS = 64
 
 
 def options_of(sizes: dict[str, str], *, owner: int, as_root: bool) -> dict[str, str]:
-    """For each of the sandbox's own file systems."""
+    """Return the mount options of a file system of the sandbox."""
     own = f",uid={owner},gid={owner}"
     return {
         "tmp": f"{sizes['tmp']},mode=1777{own}",
@@ -338,7 +341,10 @@ def options_hole(target: str) -> str:
 
 
 def write_private(program: Program, *, workspace: bool) -> None:
-    """Disk in memory, /tmp, /dev/shm, terminals. Without `workspace` that comes later, by `mount_further`."""
+    """Write the mounts of disk in memory, /tmp, /dev/shm and terminals.
+
+    Without `workspace` the disk comes later, by `mount_further`.
+    """
     program.call(_NR_CHDIR, b"/", what="chdir /")
     for target, (kind, flags) in _PRIVATE.items():
         if workspace or target != "workspace":
@@ -350,16 +356,16 @@ def write_private(program: Program, *, workspace: bool) -> None:
 
 
 def needs_further(ops: list[Op], *, disk: bool) -> tuple[bool, bool]:
-    """Whether there is more to mount, and whether /workspace is of it."""
+    """Return whether there is more to mount, and whether /workspace is part of it."""
     return disk or bool(ops), disk or any(op[0] == "overlay" for op in ops)
 
 
 def mount_further(
     sizes: dict[str, str], *, owner: int, ops: list[Op], idmap: Callable[[int, int], int], disk: int = -1
 ) -> None:
-    """A disk that others share with /workspace, and the mounts that need the sandbox's uid.
+    """Mount a disk that is shared with /workspace, and the mounts that need the sandbox's uid.
 
-    `disk`: a mount that is on no path yet, with a folder `workspace` of the guest's; without, the disk is in memory.
+    `disk`: a mount that is on no path yet, with a folder `workspace` of the guest's; without it, the disk is in memory.
     """
     if needs_further(ops, disk=disk >= 0)[1]:
         if disk >= 0:
@@ -393,14 +399,14 @@ def _is_masked(name: str) -> bool:
 
 
 class Listing:
-    """What /proc held: the entries that are the same in every sandbox, as the kernel lists them.
+    """The entries of /proc that are the same in every sandbox, as the kernel lists them.
 
-    They come before the processes, the first of which is `self`, with a number of its own in each /proc.
+    These entries come before the processes. The first process is `self`, whose inode number differs in each /proc.
     """
 
     def __init__(self, proc: int) -> None:
         """`proc`: the host's."""
-        self.entries: dict[str, bool] = {}  # whether it is a directory
+        self.entries: dict[str, bool] = {}  # name: whether the entry is a directory
         self.head = self.first_process = b""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
         try:
@@ -416,18 +422,19 @@ class Listing:
             _, _, length, kind = _ENTRY.unpack_from(data, at)
             name = data[at + _ENTRY.size : at + length].partition(b"\0")[0].decode()
             if name == "self":
-                self.head, self.first_process = data[:at], data[at + 8 : at + length]
+                self.head = data[:at]
+                self.first_process = data[at + 8 : at + length]
                 return
             if name not in (".", ".."):
                 self.entries[name] = kind == _DIRECTORY
             at += length
-        self.entries.clear()  # cut off: nothing is known
+        self.entries.clear()  # the listing was cut off
 
 
 def write_restrict_proc(program: Program, *, subset: bool, mask: bool, listing: Listing) -> None:
-    """Show of /proc the guest's processes and little else; `subset`: nothing else, not even /proc/sys.
+    """Write rows that show only the guest's processes and little else of /proc; with `subset` not even /proc/sys.
 
-    Entries that were not there when the forker looked: Python goes through all of them.
+    If there are entries that the forker did not see, Python goes through all entries.
     """
     if subset:
         program.call(k.NR_MOUNT, b"proc", b"/proc", b"proc", _PROC_FLAGS, b"subset=pid", what="mount proc on /proc")
@@ -454,7 +461,7 @@ def _write_masks(program: Program, listing: Listing) -> None:
     listed = program.call(_NR_GETDENTS, 0, content, _LISTING, what="getdents64 /proc", least=1)
     program.store(opened, Slot(listed, 0))
     masked = [name for name in listing.entries if _is_masked(name)]
-    # rows: two that compare, the masks, one that jumps; then Python's way; then what is common
+    # rows: two that compare, the masks, a jump; then Python's way; then what both ways do
     by_hand = program.next + 2 + len(masked) + 1
     program.compare(content, listing.head, len(listing.head), unequal=by_hand)
     beside = address_of(content) + len(listing.head) + 8
@@ -472,7 +479,7 @@ def _mask_all() -> None:
 
 
 def write_cover(program: Program, target: str, *, directory: bool) -> None:
-    """As `cover`."""
+    """Write what `cover` does as rows."""
     _write_bind(program, f"{MASK}/{'dir' if directory else 'file'}", target, k.MS_BIND)
 
 
@@ -502,7 +509,7 @@ def bring_up_loopback() -> None:
 
 
 def write_loopback(program: Program) -> None:
-    """The same, for later."""
+    """Write what `bring_up_loopback` does as rows."""
     made = program.call(_NR_SOCKET, _socket.AF_INET, _socket.SOCK_DGRAM, 0, what="socket")
     used = program.call(_NR_IOCTL, 0, _SIOCSIFFLAGS, _LOOPBACK_UP, what="ioctl SIOCSIFFLAGS")
     program.store(made, Slot(used, 0), Slot(program.call(_NR_CLOSE, 0, what="close"), 0))

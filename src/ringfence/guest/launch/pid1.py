@@ -1,7 +1,7 @@
-"""Owns PID 1 of a sandbox: it reaps orphans and, when the monitor says so, kills what is left of a process tree.
+"""Owns PID 1 of a sandbox, which reaps orphans and, on the monitor's order, kills what is left of a process tree.
 
-It is in no Landlock domain (every guest is in one), is not dumpable and has no signal handler, so that a guest can
-neither write to it nor signal it (J17). Nothing it says decides a result.
+PID 1 is in no Landlock domain (every guest is in one), is not dumpable and has no signal handler, so that a guest can
+neither write to PID 1 nor signal it (J17). No result depends on what PID 1 says.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PASSES = 200
 _EAGER_PASSES = 20
 _BETWEEN_PASSES_MS = 3  # a process of many threads, throttled by its cgroup, takes a while to die
-# In the order they are gone through.
+# In the order in which they are used.
 _DOORS = {
     "pid": syscalls.CLONE_NEWPID,
     "user": syscalls.CLONE_NEWUSER,
@@ -50,18 +50,18 @@ _PEEK = 2
 
 
 class Written:
-    """What PID 1 does, the first process in new namespaces: build what is this sandbox's alone, give up all rights.
+    """The first steps of PID 1 in new namespaces: build what belongs to this sandbox alone, give up all rights.
 
-    Written by the forker as rows of its program; `fill` tells it of one sandbox.
+    The forker writes the steps as rows of its program; `fill` fills in a sandbox.
     """
 
     def __init__(self, program: Program, plan: Plan, proc: int, listing: mounts.Listing, made: Made) -> None:
         self._program, self._plan, self._proc, self._made = program, plan, proc, made
         self.first = program.next
         _call(program, "prctl PR_SET_NAME", syscalls.NR_PRCTL, syscalls.PR_SET_NAME, b"rf-init")
-        # And again when our uid has changed, which takes it back.
+        # Done again after the change of uid, which undoes it.
         _call(program, "prctl PR_SET_PDEATHSIG", syscalls.NR_PRCTL, syscalls.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL)
-        # With the forker's end open here, we would never see it go (D15).
+        # With the forker's end open here, its end would never be seen (D15).
         self._closing = Closing(program, _CLOSED, 4)
         if not plan["as_root"]:
             for name in ("uid_map", "gid_map"):
@@ -84,12 +84,13 @@ class Written:
                 program.stop(self._make_outlets)
 
     def _make_outlets(self) -> None:
-        """While we may: the resolver's port is below 1024."""
+        """Write the listeners, while PID 1 has the right: the resolver's port is below 1024."""
         assert self._plan["outlets"] is not None
         listeners.make(self._plan["outlets"], self._made.listeners)
 
     def _write_mounts(self, listing: mounts.Listing) -> None:
-        program, plan = self._program, self._plan
+        program = self._program
+        plan = self._plan
         mounts.write_proc(program)
         self._limits = fence.open_kernel_limits(program, plan["fence"]) if plan["user_namespace"] else []
         further, with_workspace = mounts.needs_further(plan["ops"], disk=self._made.with_disk)
@@ -99,14 +100,19 @@ class Written:
         mounts.write_restrict_proc(program, subset=plan["proc_subset"], mask=plan["proc_masks"], listing=listing)
 
     def _mount_further(self) -> None:
-        owner, plan = self._made.owner, self._plan
+        owner = self._made.owner
+        plan = self._plan
         mounts.mount_further(
             self._made.sizes, owner=owner, ops=plan["ops"], idmap=_idmapper(owner), disk=self._made.disk
         )
 
     def _enter_user_namespace(self) -> None:
-        """Real root until here: all mounts belong to the initial user namespace. The forker writes the map."""
-        program, mapped = self._program, self._plan["user_namespace"]
+        """Write the change from real root into a user namespace, whose map the forker writes.
+
+        Until here all mounts belong to the initial user namespace.
+        """
+        program = self._program
+        mapped = self._plan["user_namespace"]
         _call(program, "setgroups", _NR_SETGROUPS, 0, 0)
         if mapped:
             what = f"unshare {syscalls.CLONE_NEWUSER:#x}"
@@ -116,8 +122,9 @@ class Written:
         write_become(program, mapped=mapped)
 
     def _write_end(self) -> None:
-        """Only the socket is left, as descriptor 3, and the standard streams read and write nothing."""
-        program, plan = self._program, self._plan
+        """Write that only the socket stays, as descriptor 3, and that the standard streams read and write nothing."""
+        program = self._program
+        plan = self._plan
         _call(program, "prctl PR_SET_PDEATHSIG", syscalls.NR_PRCTL, syscalls.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL)
         write_streams(program, Hole(SOCK), 3)
         opened = [
@@ -126,7 +133,7 @@ class Written:
         ]
         _call(
             program, "ignore SIGCHLD", _NR_SIGACTION, fast_stdlib.SIGCHLD, _IGNORED, 0, 8
-        )  # the kernel reaps for us (D12)
+        )  # the kernel reaps the children (D12)
         fence.write_rights(program, plan["fence"], landlock=False)
         _write_ready(program, opened)
         _call(program, "close_range", syscalls.NR_CLOSE_RANGE, 4, 0x7FFFFFFF)
@@ -145,11 +152,13 @@ class Written:
 
 
 class Made:
-    """What differs between the sandboxes of one kind."""
+    """The values that differ between the sandboxes of a kind."""
 
     def __init__(self, *, with_disk: bool) -> None:
         self.with_disk = with_disk
-        self.owner, self.listeners, self.disk = 1000, -1, -1
+        self.owner = 1000
+        self.listeners = -1
+        self.disk = -1
         self.sizes: dict[str, str] = {}
 
 
@@ -158,21 +167,21 @@ def _call(program: Program, what: str, number: int, *arguments: object) -> int:
 
 
 def _write_file(program: Program, directory: int, path: str, text: bytes) -> None:
-    """What is opened is closed later, with all the rest."""
+    """Write rows that write to a file. What they open is closed later, with all the rest."""
     file = _call(program, path, _NR_OPENAT, directory, path.encode(), os.O_WRONLY | os.O_CLOEXEC, 0)
     written = program.call(_NR_WRITE, 0, text, len(text), what=path, least=len(text))
     program.store(file, Slot(written, 0))
 
 
 def write_become(program: Program, *, mapped: bool) -> None:
-    """The guest's uid: 1000 inside the user namespace. Capabilities there stay until they are dropped."""
+    """Write the change to the guest's uid: 1000 inside the user namespace. Capabilities stay until they are dropped."""
     inside: object = 1000 if mapped else Hole(OWNER)
     _call(program, "setresgid", _NR_SETRESGID, inside, inside, inside)
     _call(program, "setresuid", _NR_SETRESUID, inside, inside, inside)
 
 
 def write_streams(program: Program, sock: object, number: int) -> None:
-    """Descriptors below `number` read and write nothing, `number` is the socket, all others are closed (D01, D02)."""
+    """Write that `number` becomes the socket, lower descriptors read and write nothing, others close (D01, D02)."""
     wire = _call(program, "fcntl F_DUPFD", _NR_FCNTL, sock, _F_DUPFD_CLOEXEC, _HIGH)
     null = _call(program, "/dev/null", _NR_OPENAT, syscalls.AT_FDCWD, b"/dev/null", os.O_RDWR | os.O_CLOEXEC, 0)
     program.store(null, Slot(_call(program, "dup2", _NR_DUP2, 0, 1), 0))
@@ -185,14 +194,14 @@ def write_streams(program: Program, sock: object, number: int) -> None:
 
 
 def _write_ready(program: Program, opened: list[int]) -> None:
-    """Say so to the forker, with the namespaces that were opened."""
+    """Write a message to the forker that PID 1 is ready, with the namespaces that were opened."""
     if not opened:
         _call(program, "tell the forker", _NR_SENDTO, 3, b"ready", 5, 0, 0, 0)
         return
-    rights = room(16 + 4 * len(opened) + 12)  # a header, then the descriptors; the last one is written as a long
+    rights = room(16 + 4 * len(opened) + 12)  # a header, then the descriptors; the last is written as a long
     struct.pack_into("<QII", rights, 0, 16 + 4 * len(opened), 1, 1)  # SOL_SOCKET, SCM_RIGHTS
     for place, row in enumerate(opened):
-        program.store(row, Slot(0, 16 + 4 * place, rights))  # in order: the next one repairs what this one spoils
+        program.store(row, Slot(0, 16 + 4 * place, rights))  # in order: each repairs what the one before overwrote
     word = program.keep(b"ready")
     piece = program.keep(struct.pack("<QQ", word, 5))
     size = (16 + 4 * len(opened) + 7) // 8 * 8
@@ -201,7 +210,7 @@ def _write_ready(program: Program, opened: list[int]) -> None:
 
 
 def obey() -> NoReturn:
-    """PID 1 from its first order on. End of file: the monitor is gone, and so are we, and with us everything inside."""
+    """Obey orders as PID 1. At the end of the file the monitor is gone: PID 1 ends, and all processes with it."""
     channel = fast_stdlib.from_fd(3, fast_stdlib.SOCK_SEQPACKET)
     while data := channel.recv(1 << 16):
         kept: Kept = fast_stdlib.loads(data)
@@ -211,9 +220,9 @@ def obey() -> NoReturn:
 
 
 def doors(plan: Plan) -> list[str]:
-    """An ordinary user's spawner comes in by PID 1's namespaces: when that is not dumpable, its pidfd is no way.
+    """Return which of PID 1's namespaces an ordinary user's spawner has to enter by name; none as root.
 
-    Names of them below /proc/<pid>/ns. None as root.
+    The names are below /proc/<pid>/ns. The pidfd of a process that is not dumpable does not let an ordinary user in.
     """
     if plan["as_root"]:
         return []
@@ -222,7 +231,7 @@ def doors(plan: Plan) -> list[str]:
 
 def _idmapper(owner: int) -> Callable[[int, int], int]:
     def idmap(uid: int, gid: int) -> int:
-        """A user namespace in which files of `uid` belong to the guest: for mount_setattr."""
+        """Return a user namespace in which files of `uid` belong to the guest, for mount_setattr."""
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -249,11 +258,11 @@ def _idmapper(owner: int) -> Callable[[int, int], int]:
 
 
 def kill_all_but(kept: Kept) -> int:
-    """Kill every process but `alone`, `trees` with their descendants, and what is older than `since`.
+    """Kill every process but `alone`, `trees` with their descendants, and processes started before `since`.
 
-    Returns how many are left.
+    Return how many are left.
 
-    All victims are stopped before any is killed: a fork bomb runs into the process limit and stands still.
+    All victims are stopped before any is killed, so that a fork bomb runs into the process limit and stops.
     """
     victims: set[int] = set()
     for _ in range(_PASSES):
@@ -285,10 +294,10 @@ def _victims(kept: Kept) -> set[int]:
     living = _living()
     parents = {pid: process.parent for pid, process in living.items()}
     keep = set(kept["trees"])
-    # Each job leads a session of its own, and a session can be inherited and left but not joined: who is in it is of
-    # that job, even when its parent has ended.
+    # Each job leads a session of its own, and a session can be inherited and left but not joined. A process in it
+    # belongs to the job, even when its parent has ended.
     keep |= {pid for pid, process in living.items() if process.session in kept["trees"]}
-    # What ran before the tree's own start cannot be of it: a server that an earlier command left running stays.
+    # A process older than the tree cannot belong to it: a server that an earlier command left running stays.
     ours = {1, os.getpid(), *kept["alone"]}  # orphans of any tree are children of PID 1
     keep |= {pid for pid, process in living.items() if process.started < kept["since"]} - ours
     grown = True
@@ -302,6 +311,6 @@ def _victims(kept: Kept) -> set[int]:
 def _living() -> dict[int, proc.Process]:
     """Return the living processes of this pid namespace.
 
-    A process whose first thread has ended reads as a zombie, and is none while it has other threads.
+    A process whose first thread has ended looks like a zombie, but lives while it has other threads.
     """
     return {pid: found for pid, found in proc.processes().items() if not found.has_ended or found.threads > 1}

@@ -1,7 +1,7 @@
-"""Owns the spawner: the one fenced process that every guest process of a sandbox is cloned from.
+"""Owns the spawner: the fenced process that every guest process of a sandbox is cloned from.
 
-It waits for jobs from the monitor. A job is one packet: JSON, and the descriptors for standard streams and the report.
-The spawner runs no guest code itself, except that a one-shot run turns it into the guest.
+The spawner waits for jobs from the monitor. A job is one packet: JSON, and the descriptors for standard streams and the
+report. The spawner runs no guest code itself, except that a one-shot run turns it into the guest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 
 from ringfence.guest.guestd.job import make_terminal, take_terminal
-from ringfence.guest.interpreter import exec_python, node
+from ringfence.guest.interpreter import exec_commands
 from ringfence.guest.interpreter.line import Line
 from ringfence.guest.launch import fence as fencing
 from ringfence.guest.launch import pid1
@@ -36,45 +36,48 @@ _NR_WRITE, _NR_RECVFROM, _NR_CHDIR, _NR_UMASK, _NR_SETSID, _NR_SETGROUPS, _NR_EX
 
 
 class Written:
-    """What the spawner does first: join the cgroup, and when PID 1 has built everything, go in and give up all rights.
+    """The spawner's first steps: join the cgroup and, when PID 1 has built everything, go in and give up all rights.
 
-    Written by the forker as rows of its program; `fill` tells it of one sandbox. One that was born in its cgroup begins
-    at `joined`.
+    The forker writes the steps as rows of its program; `fill` fills in a sandbox. A spawner that was born in its cgroup
+    begins at `joined`.
     """
 
     def __init__(self, program: Program, plan: Plan, joins: int, doors: list[object]) -> None:
-        """`joins`: how many cgroups. `doors`: PID 1's namespaces; as root its pidfd."""
-        self._program, self._plan, self._doors = program, plan, doors
+        """Write the rows. `joins`: the number of cgroups. `doors`: PID 1's namespaces; as root its pidfd."""
+        self._program = program
+        self._plan = plan
+        self._doors = doors
         self.first = program.next
         fence = plan["fence"]
         if joins:
             _call(
                 program, "prctl PR_SET_PDEATHSIG", syscalls.NR_PRCTL, syscalls.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL
-            )  # it may take long
+            )  # this may take long
         for number in range(joins):
             _call(program, "join a cgroup", _NR_WRITE, Hole(_join(number)), b"0", 1)
         self.joined = program.next
         _call(program, "prctl PR_SET_NAME", syscalls.NR_PRCTL, syscalls.PR_SET_NAME, b"rf-spawner")
         _call(program, "prctl PR_SET_PDEATHSIG", syscalls.NR_PRCTL, syscalls.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL)
-        # The ends of others' sockets above all: they would never be closed.
+        # Above all the ends of other processes' sockets, which would never be closed.
         self._closing = Closing(program, "the spawner closes", 1 + len(doors))
-        told = _call(program, "hear the forker", _NR_RECVFROM, Hole(_SOCK), room(8), 8, 0, 0, 0)
+        heard = _call(program, "hear the forker", _NR_RECVFROM, Hole(_SOCK), room(8), 8, 0, 0, 0)
         if fence["cgroup_namespace"]:  # after the join: /proc/self/cgroup then reads "/" (B13)
             _call(program, f"unshare {syscalls.CLONE_NEWCGROUP:#x}", syscalls.NR_UNSHARE, syscalls.CLONE_NEWCGROUP)
         self._go_in()
         _call(program, "setsid", _NR_SETSID)
         _call(program, "chdir /workspace", _NR_CHDIR, b"/workspace")
         _call(program, "umask", _NR_UMASK, 0o022)
-        pid1.write_streams(program, Hole(_SOCK), REPORT_FD + 1)  # the one below is for the report of the job to come
+        pid1.write_streams(program, Hole(_SOCK), REPORT_FD + 1)  # the number below is for the report of the next job
         fencing.write_limits(program, fence)
         fencing.write_rights(program, fence, landlock=True)
         _call(program, "close_range", syscalls.NR_CLOSE_RANGE, REPORT_FD + 2, 0x7FFFFFFF)
         self.last = program.stop()
-        program.if_zero(told, _call(program, "exit", _NR_EXIT, 0))  # it was not built
+        program.if_zero(heard, _call(program, "exit", _NR_EXIT, 0))  # PID 1 did not build the sandbox
 
     def _go_in(self) -> None:
-        """Into PID 1's namespaces, by the rights of the forker: as root by its pidfd, the user namespace last."""
-        program, plan = self._program, self._plan
+        """Write the entry into PID 1's namespaces, by the forker's rights: as root by pidfd, user namespace last."""
+        program = self._program
+        plan = self._plan
         if not plan["as_root"]:
             for door in self._doors:
                 _call(program, "setns", syscalls.NR_SETNS, door, 0)
@@ -99,7 +102,7 @@ class Written:
 
 
 def limits_of(fence: Fence) -> dict[str, bytes]:
-    """For `Written.fill`: the same for all sandboxes of a plan."""
+    """Return the limits for `Written.fill`, which are the same for all sandboxes of a plan."""
     return fencing.limits_for(fence, processes=fence["processes"] + framing.OURS + framing.RESERVE)
 
 
@@ -112,14 +115,14 @@ def _call(program: Program, what: str, number: int, *arguments: object) -> int:
 
 
 def begin(fence: Fence, *, rehearse: bool) -> NoReturn:
-    """The rows are done: serve jobs."""
+    """Serve jobs, after the rows are done."""
     if rehearse:
         _rehearse(fence)
     _serve(fast_stdlib.from_fd(REPORT_FD + 1, fast_stdlib.SOCK_SEQPACKET), fence, fence["processes"])
 
 
 def run_within(sock: socket, fence: Fence) -> NoReturn:
-    """Be the spawner where another program walled the box: there are no namespaces to enter."""
+    """Be the spawner in a box of another program, where there are no namespaces to enter."""
     syscalls.set_name("rf-spawner")
     syscalls.die_with_parent()
     os.setsid()
@@ -133,9 +136,9 @@ def run_within(sock: socket, fence: Fence) -> NoReturn:
 
 
 def become_guest(job: Handed, fds: list[int], fence: Fence, join: int) -> NoReturn:
-    """In a fork of guestd itself, where siblings cannot be made (gVisor): give up all rights, then do the job.
+    """Give up all rights and do the job, in a fork of guestd itself: gVisor makes no siblings.
 
-    `join`: a descriptor to write 0 to before there is guest code here, which counts it; -1: none.
+    `join`: a descriptor to write 0 to before guest code runs, by which the kernel counts the process; -1: none.
     """
     limit = fence["processes"]
     syscalls.die_with_parent()
@@ -148,12 +151,12 @@ def become_guest(job: Handed, fds: list[int], fence: Fence, join: int) -> NoRetu
 
 
 def _keep_only(wire: int) -> None:
-    """Descriptors 0–2 read and write nothing, 4 is the socket to the monitor, all others are closed (D01, D02)."""
+    """Keep descriptor 4, the socket to the monitor; 0–2 read and write nothing, all others are closed (D01, D02)."""
     null = syscalls.high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.dup2(syscalls.high(wire), REPORT_FD + 1, inheritable=False)
-    os.dup2(null, REPORT_FD, inheritable=False)  # kept free for the report of the job to come
+    os.dup2(null, REPORT_FD, inheritable=False)  # kept free for the report of the next job
     syscalls.close_from(REPORT_FD + 2)
 
 
@@ -171,7 +174,7 @@ def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
 
 
 def _rehearse(fence: Fence) -> None:
-    """Do what the first job will do, as far as it can be done twice: a page that is written to is copied once."""
+    """Do what the first job will do, as far as that can be done twice: a page is copied at its first write."""
     from ringfence.guest.interpreter import runner
 
     body = fast_stdlib.dumps(
@@ -193,7 +196,7 @@ def _rehearse(fence: Fence) -> None:
 
 
 def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: int) -> None:
-    ends: list[int] = []  # master and slave of its terminal
+    ends: list[int] = []  # master and slave of the job's terminal
     try:
         if job["pty"] is not None:
             ends += make_terminal(job["pty"]["cols"], job["pty"]["rows"])
@@ -206,20 +209,20 @@ def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: i
         if pid == 0:
             sock.close()
             _child(job, [*ends[1:] * 3, *fds[3:]] if ends else fds, fence, processes)
-        told = [pidfd] if pidfd >= 0 else []
+        handle = [pidfd] if pidfd >= 0 else []
         try:
-            fast_stdlib.send_fds(sock, fast_stdlib.dumps({"pid": pid, "pidfd": bool(told)}), [*told, *ends[:1]])
-        except OSError as error:  # the guest has as many descriptors on their way as its user may
+            fast_stdlib.send_fds(sock, fast_stdlib.dumps({"pid": pid, "pidfd": bool(handle)}), [*handle, *ends[:1]])
+        except OSError as error:  # the guest's user has too many descriptors on the way
             os.kill(pid, fast_stdlib.SIGKILL)
             sock.send(fast_stdlib.dumps({"errno": error.errno}))
-        for fd in told:
+        for fd in handle:
             os.close(fd)
     for fd in [*fds, *ends]:
         os.close(fd)
 
 
 def _child(job: Handed, fds: list[int], fence: Fence, processes: int, join: int = -1) -> None:
-    """In the new process: streams in place, then the work the job names. Never returns."""
+    """Put the streams in place and do the job's work, in the new process. Never returns."""
     code = 125
     try:
         code = _work(job, fds, fence, processes, join)
@@ -231,7 +234,7 @@ def _child(job: Handed, fds: list[int], fence: Fence, processes: int, join: int 
 
 def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: int) -> int:
     job = _take(handed, fds)
-    if join >= 0 and job["kind"] not in ("file", "connect"):  # those are ours, and served when the guest's are full
+    if join >= 0 and job["kind"] not in ("file", "connect"):  # ours, which run even for a guest at its limit
         os.write(join, b"0")
     further = _further(job)
     for number in range(further):
@@ -253,13 +256,13 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: in
     if job["kind"] == "exec":
         return _exec(job)
     if "javascript" in (job["kind"], job.get("language")):
-        return _exec({**job, "argv": node.argv(job, REPORT_FD)})
+        return _exec({**job, "argv": exec_commands.node_argv(job, REPORT_FD)})
     if job.get("language") == "bash" and not job.get("fresh"):
         from ringfence.guest.interpreter import bash
 
         return bash.serve(job, REPORT_FD)
     if job["kind"] == "fresh" or job.get("fresh"):
-        return _exec({**job, "argv": exec_python.argv(job, REPORT_FD)})
+        return _exec({**job, "argv": exec_commands.python_argv(job, REPORT_FD)})
     if job["kind"] == "session":
         from ringfence.guest.interpreter import session
 
@@ -288,7 +291,7 @@ def _pass_numbers(text: str) -> None:
 
 
 def _take(handed: Handed, fds: list[int]) -> Work:
-    """The streams to where they belong. Returns what is to be done."""
+    """Move the streams to their descriptors. Return the work."""
     text = _text(handed, fds)
     for target, fd in enumerate(fds[:3]):
         os.dup2(fd, target)
@@ -300,13 +303,13 @@ def _take(handed: Handed, fds: list[int]) -> Work:
 def _further(job: Work) -> int:
     """Return how many descriptors follow the report.
 
-    A session hears the host by one, a copy has its memory in another.
+    A session reads the host's messages from one, and a copy has its memory in another.
     """
     return int(job["kind"] == "session") + int(bool(job.get("image")))
 
 
 def _stays(job: Work) -> bool:
-    """Whether guest code runs in this very process, without an exec; of bash, what tells it what to run."""
+    """Return whether guest code, or for bash our code that feeds bash, runs in this very process, without an exec."""
     if job["kind"] == "session" and job["language"] != "python":
         return job["language"] == "bash" and not job.get("fresh")
     return job["kind"] in ("python", "session") and not job.get("fresh")
@@ -335,10 +338,10 @@ def _leave_directory(job: Work) -> None:
 
 
 def _exec(job: Work) -> int:
-    """execve, looking the program up in the guest's PATH. Returns only when it failed."""
+    """Execute the program, which is looked up in the guest's PATH. Returns only on failure."""
     argv: list[str] = job["argv"]
     env: dict[str, str] = job["env"]
-    fast_stdlib.default_signals(fast_stdlib.SIGPIPE, fast_stdlib.SIGXFSZ)  # the two that Python ignores
+    fast_stdlib.default_signals(fast_stdlib.SIGPIPE, fast_stdlib.SIGXFSZ)  # the two signals that Python ignores
     program = os.fsencode(argv[0])
     names = [program] if b"/" in program else [os.path.join(d, program) for d in _path_of(env)]
     failure = 2
@@ -346,7 +349,7 @@ def _exec(job: Work) -> int:
         try:
             os.execve(name, [_bytes(a) for a in argv], {_bytes(a): _bytes(b) for a, b in env.items()})
         except OSError as error:
-            if error.errno not in (2, 20) or failure == 2:  # ENOENT, ENOTDIR: the next directory may have it
+            if error.errno not in (2, 20) or failure == 2:  # ENOENT, ENOTDIR: the next directory may have the program
                 failure = error.errno if error.errno is not None else 2
     _report(job, "exec", failure)
     return 126 if failure not in (2, 20) else 127

@@ -1,7 +1,7 @@
 """Owns system calls that are written down before a fork and made in a row after the fork, with no Python in between.
 
 Python that runs after a fork copies a hundred pages before it has done anything, and a page costs one or two
-microseconds. All that a new process of ours does first is known before it exists, so the forker writes it down as rows.
+microseconds. All first steps of our new processes are known before the fork, so the forker writes the steps as rows.
 The routine that makes the calls decides nothing: it goes from row to row, ends at the first call that fails, and gives
 control back to Python where a row says so. Where the kernel grants no memory to execute, Python goes through the rows.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Number -1 ends, -2 compares two pieces of memory.
 _ROW = struct.Struct("<q6QQqQQQ")
 _WORD = struct.Struct("<Q")
-_ARGUMENTS = 8  # where they begin
+_ARGUMENTS = 8  # where a call's arguments begin
 _IN_ROW, _STORES, _LEAST, _ZERO, _FAILED = 12, (7, 11), 8, 9, 10  # words
 _NO_WORDS = [0] * 11
 _STOP, _COMPARE = -1, -2
@@ -64,7 +64,7 @@ _sizes: dict[int, type[Room]] = {}
 
 
 def room(size: int) -> Room:
-    """Memory with an address that stays, for rows or for what a call writes."""
+    """Return memory with an address that stays, for rows or for what a call writes."""
     if size not in _sizes:
 
         class Sized(_ctypes.Array[_Byte]):
@@ -83,7 +83,7 @@ class Routine:
     """The machine code in the memory of this process and of each fork; never writable and executable at once."""
 
     def __init__(self) -> None:
-        """Raise OSError where this host lets no process execute what was not a file."""
+        """Raise OSError on a host that lets no process execute memory without a file."""
         memory = os.memfd_create("program", os.MFD_CLOEXEC)
         try:
             os.write(memory, CODE)
@@ -93,11 +93,11 @@ class Routine:
         self.call = syscalls.with_gil(self._address)
 
     def unmap(self) -> None:
-        """In a process that goes on in Python, and where a guest will be."""
+        """Unmap the code, in a process that goes on in Python, and where a guest will be."""
         syscalls.syscall(_NR_MUNMAP, self._address, _PAGE, what="munmap")
 
 
-_routines: list[Routine | None] = []  # of this process: asked for once
+_routines: list[Routine | None] = []  # of this process, made once
 
 
 def routine() -> Routine | None:
@@ -117,10 +117,12 @@ class Hole:
 
 
 class Slot:
-    """Where a result, or the kernel, puts a value: an argument of a row, or so many bytes into a room."""
+    """The place for a result, or for what the kernel writes: an argument of a row, or bytes of a room."""
 
     def __init__(self, row: int, argument: int, place: Room | None = None) -> None:
-        self.row, self.argument, self.place = row, argument, place
+        self.row = row
+        self.argument = argument
+        self.place = place
 
 
 Argument = object  # int, bytes or a room (their address goes), a Hole or a Slot
@@ -132,31 +134,31 @@ class Program:
     def __init__(self, used: Routine | None) -> None:
         self.native = used is not None
         self._routine = used
-        self._words: list[int] = []  # of all rows
+        self._words: list[int] = []  # the words of all rows
         self._whats: list[str] = []
         self._least: list[int] = []
         self._stores: dict[int, list[Slot]] = {}
         self._zeros: dict[int, int] = {}
         self._failures: dict[int, int] = {}
         self._works: dict[int, Callable[[], object] | None] = {}
-        self._slots: list[tuple[int, Slot]] = []  # which word is to be the address of which
-        self._holes: dict[str, list[int]] = {}  # where in memory
-        self._kept: list[object] = []  # what rows have the addresses of
+        self._slots: list[tuple[int, Slot]] = []  # which word is to be the address of which slot
+        self._holes: dict[str, list[int]] = {}  # where each hole is in memory
+        self._kept: list[object] = []  # objects whose addresses are in rows
         self._filled: dict[str, object] = {}
         self._memory: Room | None = None
         self._at = 0
         self._last = room(8)
-        self._failed: OSError | None = None  # what Python does between rows: it is not run again after that
+        self._failed: OSError | None = None  # an error of what Python does between rows, which is not run again
 
     # writing
 
     @property
     def next(self) -> int:
-        """The number that the next row will have."""
+        """Return the number that the next row will have."""
         return len(self._whats)
 
     def call(self, number: int, *arguments: Argument, what: str, least: int = 0) -> int:
-        """Write a system call and return its row. `what` names the call where it fails."""
+        """Write a system call and return its row. `what` names the call in an error."""
         words = self._words
         words.append(number & _MASK)
         for value in arguments:
@@ -172,15 +174,15 @@ class Program:
         return self.call(number, *arguments, what="", least=-_PAGE)
 
     def compare(self, one: Argument, other: Argument, size: int, *, unequal: int) -> None:
-        """Go on at row `unequal` when they differ."""
+        """Write a row that compares two pieces of memory, and goes on at row `unequal` when they differ."""
         self.if_failed(self.call(_COMPARE, one, other, size, what="compare"), unequal)
 
     def jump(self, then: int) -> None:
-        """Leave rows out."""
+        """Write a row that skips other rows."""
         self.if_zero(self.call(_NR_CLOSE_RANGE, _NONE, _NONE, 0, what="jump"), then)
 
     def stop(self, work: Callable[[], object] | None = None) -> int:
-        """Have Python do something between rows. None: `run` ends here."""
+        """Write a row that lets Python do something between rows. None: `run` ends there."""
         row = self.call(_STOP, what="stop")
         self._works[row] = work
         return row
@@ -237,7 +239,7 @@ class Program:
     # filling
 
     def fill(self, name: str, value: int | bytes) -> None:
-        """The value of every hole of that name. Bytes live until they are replaced."""
+        """Set the value of every hole of a name. Bytes live until they are replaced."""
         word = value & _MASK if isinstance(value, int) else syscalls.address_of(value)
         self._filled[name] = value
         assert self._memory is not None
@@ -245,13 +247,13 @@ class Program:
             _WORD.pack_into(self._memory, place, word)
 
     def filled(self, argument: Argument) -> int:
-        """What a number, or a hole for one, is now."""
+        """Return what a number, or a hole for a number, is now."""
         value = self._filled[argument.name] if isinstance(argument, Hole) else argument
         assert isinstance(value, int)
         return value
 
     def value(self, slot: Slot) -> int:
-        """What a result or the kernel put there."""
+        """Return what a result or the kernel put into a slot."""
         found = _WORD.unpack_from(*self._place_of(slot))[0]
         return int(found)
 
@@ -284,17 +286,17 @@ class Program:
             first = row + 1
 
     def run_all(self) -> None:
-        """Where no row makes a process. Raises OSError at the first failure."""
+        """Run a program that makes no process. Raises OSError at the first failure."""
         error = self.failure(self.run())
         if error is not None:
             raise error
 
     def failure(self, row: int) -> OSError | None:
-        """Why a run ended at that row; None when it was to end there."""
+        """Return why a run ended at a row; None when it was to end there."""
         if row in self._works:
             return self._failed
         (result,) = struct.unpack("<q", self._last)
-        number = -result if result < 0 else errno.EPIPE  # less than was to come: the other end is gone
+        number = -result if result < 0 else errno.EPIPE  # fewer bytes than expected: the other end is gone
         return OSError(number, f"{os.strerror(number)} [{self._whats[row]}]")
 
     def _native(self, first: int) -> int:
@@ -303,7 +305,7 @@ class Program:
         return (int(ended) - self._at) // _ROW.size
 
     def _interpret(self, row: int) -> int:
-        """The same in Python."""
+        """Make the calls of the rows in Python, where there is no machine code."""
         assert self._memory is not None
         while True:
             number, *words = _ROW.unpack_from(self._memory, row * _ROW.size)
@@ -322,11 +324,11 @@ class Program:
 
 
 _NR_CLOSE_RANGE, _LAST_FD = 436, 0x7FFFFFFF
-_NONE = _LAST_FD - 1  # a range from there to there holds nothing
+_NONE = _LAST_FD - 1  # a range that holds nothing
 
 
 class Closing:
-    """Rows that close every descriptor which a clone got along, but `count` and the standard streams."""
+    """The rows that close every descriptor which a clone inherited, except `count` and the standard streams."""
 
     def __init__(self, program: Program, name: str, count: int) -> None:
         self._program = program

@@ -1,7 +1,7 @@
 """Owns the zygote: a small warm interpreter that monitors and their forkers are forked from. No guest code runs here.
 
-It is started by exec with an empty environment, so nothing of the caller is in its memory (H12). It serves requests on
-a packet socket: each is a view, and gets a monitor of its own.
+The zygote is started by exec with an empty environment, so that none of the caller's data is in its memory (H12). It
+serves requests on a packet socket: each request is a view, and gets a monitor of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 
 from ringfence.guest import job_modules
-from ringfence.guest.interpreter import exec_python, node
+from ringfence.guest.interpreter import exec_commands
 from ringfence.guest.launch import forker, monitor
 from ringfence.shared import fast_stdlib, syscalls
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 CONTROL_FD = 3
-LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
+LIBRARY_FD = 4  # pidfd of the library's process: when that ends, this process does (D17)
 _MAX_PACKET = 1 << 18
 _MAX_FDS = 16
 _GIVE_UP_S = 10
@@ -36,7 +36,7 @@ _QUIET_MS = 100  # the first run of a process is over by then
 _LIBRARY, _COMMAND = (
     b"library",
     b"command",
-)  # as in ringfence.host.zygote_start
+)  # the words of ringfence.host.zygote_start
 
 
 def main() -> None:
@@ -46,12 +46,12 @@ def main() -> None:
     os.umask(0o022)
     os.chdir("/")
     hard = syscalls.limits("NOFILE")[1]
-    syscalls.set_limits("NOFILE", hard, hard)  # a monitor holds a dozen for each sandbox
-    fast_stdlib.ignore_signals(fast_stdlib.SIGINT, fast_stdlib.SIGCHLD)  # Ctrl-C is for the caller, who then ends us
+    syscalls.set_limits("NOFILE", hard, hard)  # a monitor has a dozen descriptors for each sandbox
+    fast_stdlib.ignore_signals(fast_stdlib.SIGINT, fast_stdlib.SIGCHLD)  # Ctrl-C is the caller's
     syscalls.become_subreaper()
     control = fast_stdlib.from_fd(CONTROL_FD, fast_stdlib.SOCK_SEQPACKET)
     purpose = control.recv(_MAX_PACKET)
-    if purpose in (_LIBRARY, _COMMAND):  # not for one program, which needs none of it
+    if purpose in (_LIBRARY, _COMMAND):  # a single program needs none of these modules
         _load_rest()
     data = control.recv(_MAX_PACKET) if purpose else b""
     if not data:
@@ -74,7 +74,7 @@ def _preload(hello: Hello) -> dict[str, object]:
     """Import what guests will want. Thread pools stay off: a fork takes one thread along (kernel fact 6)."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
-    own = sys.path[:]  # for what is imported later, too; guests are given their path with each job
+    own = sys.path[:]  # restored below, for later imports; guests get their path with each job
     sys.path[:] = hello["sys_path"] or own
     for name in hello["preload"]:
         try:
@@ -90,9 +90,8 @@ def _preload(hello: Hello) -> dict[str, object]:
 def _load_rest() -> None:
     """Load what jobs need while the library makes its plan: a sandbox does not show where our package lies."""
     job_modules.load()
-    __import__("ringfence.guest.guestd.daemon")  # which the monitor imports late, while a command's forker builds
-    exec_python.prepare()
-    node.prepare()
+    __import__("ringfence.guest.guestd.daemon")  # the monitor imports it late, while a command's forker builds
+    exec_commands.prepare()
 
 
 def _warm_up(interpreter: forker.Interpreter) -> None:
@@ -134,7 +133,7 @@ def _serve(control: socket, interpreter: forker.Interpreter, *, cold: bool) -> b
 def _receive(control: socket) -> tuple[bytes, list[int]]:
     try:
         return fast_stdlib.recv_fds(control, _MAX_PACKET, _MAX_FDS)
-    except ConnectionError:  # the library died with an answer of ours unread
+    except ConnectionError:  # the library died before it read an answer
         return b"", []
 
 
@@ -155,13 +154,13 @@ def _begin_monitor(control: socket, request: Template, fds: list[int], interpret
 def clean_up(hello: Hello, library: int) -> None:
     """Remove what is left when the library's end of the socket is closed.
 
-    Its monitors end by themselves: wait for that.
+    The library's monitors end by themselves; this waits until they have.
     """
-    _signal.alarm(_GIVE_UP_S)  # its default ends us: what is left then is for the next sweep
+    _signal.alarm(_GIVE_UP_S)  # by default the signal ends this process; the next sweep removes the rest
     poll = select.poll()
     poll.register(library, select.POLLIN)
     if not poll.poll(1000):
-        return  # alive: it let go of us, no more
+        return  # the library lives and has only closed its end
     _wait_for_children()
     for owner in hello["cgroups"]:
         _remove_groups(owner)
@@ -188,7 +187,7 @@ def _sweep(record: str, home: str) -> None:
         pid = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", text], env)
         os.waitpid(pid, 0)
     except OSError:
-        return  # ignored children are reaped for us
+        return  # the kernel reaps ignored children
 
 
 def _wait_for_children() -> None:

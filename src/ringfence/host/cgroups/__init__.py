@@ -1,1 +1,1 @@
-"""Control groups of versions 1 and 2: find the ones we may use, make one for a sandbox, read it, kill it."""
+"""Control groups of versions 1 and 2: which this process may use, and a group for each sandbox."""

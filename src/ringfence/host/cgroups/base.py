@@ -1,4 +1,4 @@
-"""What cgroup v1 and v2 have in common: the interface of a tree and of a group, and access to kernel files."""
+"""The interface that cgroup v1 and v2 have in common, of a tree and of a group, and access to kernel files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EMPTYING_TRIES = 20
 
 
 class GroupLimits(Struct):
-    """What one sandbox may use. All numbers are above zero; the policy has checked them."""
+    """The limits of a sandbox. All numbers are above zero; the policy has checked that."""
 
     memory_bytes: int
     processes: int
@@ -35,7 +35,7 @@ class GroupLimits(Struct):
 
 
 class GroupUsage(Struct):
-    """What one sandbox has used so far. None: this kernel does not count it."""
+    """The use of a sandbox so far. A field is None if this kernel does not count it."""
 
     cpu_s: float | None
     memory_peak_bytes: int | None
@@ -44,7 +44,7 @@ class GroupUsage(Struct):
 
 
 class Mechanisms(Struct):
-    """The words for `Enforcement`: what holds each limit. None: no cgroup controller does."""
+    """The words for `Enforcement`: what enforces each limit. A field is None if no cgroup controller does."""
 
     memory: str | None
     cpu: str | None
@@ -59,63 +59,64 @@ class Group(ABC):
 
     @abstractmethod
     def join_fds(self) -> list[int]:
-        """Write-only descriptors; a process of one thread that writes b"0" to each of them has joined.
+        """Return write-only descriptors. A process of one thread that writes b"0" to each has joined the group.
 
-        Opened here because the kernel checks the credentials of the opener. The caller closes them. On cgroup v2 the
-        first write after a quiet moment costs 5 to 15 ms (an RCU grace period): `into_fd` is the way without it.
+        They are opened here because the kernel checks the credentials of the opener. The caller closes them. On cgroup
+        v2 the first write after a quiet moment costs 5 to 15 ms (an RCU grace period); `into_fd` avoids that.
         """
 
     def into_fd(self) -> int | None:
-        """v2: a descriptor of the group itself, in which a process can be born. The caller closes it. None: v1."""
+        """Return a descriptor of the group, for a clone into the group (v2); None on v1. The caller closes it."""
         return None
 
     @abstractmethod
     def set(self, limits: GroupLimits) -> None:
-        """Put these limits in place of the ones before. OSError when the kernel refuses one."""
+        """Replace the limits. Raises OSError when the kernel refuses a limit."""
 
     @abstractmethod
     def cpu_fd(self) -> int | None:
-        """A read-only descriptor of the CPU time counter, for the monitor's clock. None: nothing counts it."""
+        """Return a read-only descriptor of the CPU time counter, for the monitor's clock; None without a counter."""
 
     @abstractmethod
     def usage(self) -> GroupUsage:
-        """Read the counters. All None after `remove`."""
+        """Return what the counters say now. All fields are None after `remove`."""
 
     @property
     @abstractmethod
     def can_freeze(self) -> bool:
-        """Whether there is a freezer."""
+        """Return whether there is a freezer."""
 
     @abstractmethod
     def freeze(self, timeout_s: float = 2.0) -> bool:
-        """Stop every process of the group; False when one did not stop in time (the rest stays stopped)."""
+        """Stop every process of the group. Return False when a process did not stop in time; the rest stays stopped."""
 
     @abstractmethod
     def is_frozen(self) -> bool:
-        """Whether every process of the group stands still."""
+        """Return whether every process of the group is stopped."""
 
     @abstractmethod
     def thaw(self) -> None:
-        """Let a frozen group run on. Does nothing to one that runs."""
+        """Let a frozen group run on. Does nothing to a group that runs."""
 
     @abstractmethod
     def freezer_fd(self) -> int | None:
-        """v1's freezer.state or v2's cgroup.freeze, to read and to write; None without a freezer.
+        """Return v1's freezer.state or v2's cgroup.freeze, open to read and to write; None without a freezer.
 
-        For the monitor: it pauses an idle sandbox, and on v1 a SIGKILL does nothing to a frozen process (D18).
+        The monitor uses this descriptor: it pauses an idle sandbox, and on v1 a SIGKILL does nothing to a frozen
+        process (D18).
         """
 
     @abstractmethod
     def kill(self, timeout_s: float = 2.0) -> bool:
-        """SIGKILL every process, frozen or not, and those they fork meanwhile. True when the group is empty."""
+        """Kill every process, frozen or not, and its new children. Return True when the group is empty."""
 
     @abstractmethod
     def remove(self, timeout_s: float = 2.0) -> bool:
-        """Kill, then remove the group. True when nothing is left of it; may be called again at any time."""
+        """Kill the processes, then remove the group. Return True when the group is gone. Idempotent."""
 
 
 class Tree(ABC):
-    """Where this library process makes its groups."""
+    """The place where this library process makes its groups."""
 
     kind: Kind
     has_memory: bool
@@ -126,56 +127,56 @@ class Tree(ABC):
     @property
     @abstractmethod
     def mechanisms(self) -> Mechanisms:
-        """What holds each limit of a group of this tree."""
+        """Return what enforces each limit of a group of this tree."""
 
     @abstractmethod
     def create(self, box_id: str, limits: GroupLimits) -> Group:
-        """A new group. OSError when the kernel refuses; then nothing is left of it."""
+        """Return a new group. Raises OSError when the kernel refuses; then nothing of the group is left."""
 
     @abstractmethod
     def owner_directories(self) -> list[str]:
-        """Directories of this process, below which its groups are: the zygote removes them when the library is gone."""
+        """Return the directories that hold this process's groups. The zygote removes them when the library is gone."""
 
     @property
     def path(self) -> str | None:
-        """v2: the directory of this process's groups, worth a `cgroup` note in its record. None: found by name."""
+        """Return the directory of this process's groups, for a `cgroup` note in the record; None on v1."""
         return None
 
-    moves_zygotes = False  # whether one has to be where it may make groups before it forks
+    moves_zygotes = False  # whether a zygote has to be moved to a place where it may make groups, before it forks
 
-    def adopt(self, zygote_pid: int) -> bool:  # noqa: ARG002  # most trees take it where it is
-        """Have a zygote that has just begun moved there. False: it has to be started with `launch_prefix`."""
+    def adopt(self, zygote_pid: int) -> bool:  # noqa: ARG002  # most trees leave the zygote where it is
+        """Move a zygote that has just begun to that place. False: start another zygote with `launch_prefix`."""
         return True
 
     def launch_prefix(self) -> list[str]:
-        """What to put before the zygote's argv, so that it starts there. Mostly nothing."""
+        """Return what to put before the zygote's argv so that it starts in that place. Mostly nothing."""
         return []
 
     def attach(self, zygote_pid: int) -> None:  # noqa: B027  # most trees need nothing here
-        """Tell the tree that a zygote which was adopted, or started so, runs; it is moved to its leaf."""
+        """Report to the tree that an adopted or prefixed zygote runs. The tree moves that process to its leaf."""
 
     @abstractmethod
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Kill and remove the groups made through this tree, then the directories above that nobody uses any more.
+        """Kill and remove the groups made through this tree, then the directories above that are no longer used.
 
-        Another tree of the same process keeps its groups. True when all of them are gone.
+        Another tree of the same process keeps its groups. Returns True when all groups of this tree are gone.
         """
 
 
 def check_box_id(box_id: str) -> str:
-    """`box_id`, when it can be one directory name that is no file of the kernel's; ValueError otherwise."""
+    """Return `box_id` if it can be a directory name and is no name of a kernel file. Raises ValueError otherwise."""
     if not box_id or "/" in box_id or "\0" in box_id or box_id.startswith(".") or "." in box_id or box_id == "tasks":
         raise ValueError(f"{box_id!r} cannot name a cgroup: use letters, digits, '-' and '_'")
     return box_id
 
 
 def quota_us(cpus: float) -> int:
-    """CPU time per period for so many CPUs."""
+    """Return the CPU time per period that so many CPUs have."""
     return max(_MIN_QUOTA_US, round(cpus * CPU_PERIOD_US))
 
 
 def write(path: str, text: str) -> None:
-    """Write one value to a kernel file, in one call."""
+    """Write a value to a kernel file, in a single call."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -184,7 +185,7 @@ def write(path: str, text: str) -> None:
 
 
 def write_if_there(path: str, text: str) -> None:
-    """The same, of a group that another may be removing: the command that ends, its zygote, a sweep."""
+    """Do the same as `write`, but accept that the group is gone: a command's end, its zygote or a sweep removes it."""
     try:
         write(path, text)
     except OSError as error:
@@ -193,7 +194,7 @@ def write_if_there(path: str, text: str) -> None:
 
 
 def read(path: str) -> str | None:
-    """A kernel file's text; None when it, or the group, is not there."""
+    """Return the text of a kernel file, or None when the file or its group does not exist."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -210,7 +211,7 @@ def read(path: str) -> str | None:
 
 
 def number(path: str) -> int | None:
-    """A kernel file that holds one number; None when it is not there or says "max"."""
+    """Return the number in a kernel file, or None when the file does not exist or says "max"."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -225,7 +226,7 @@ def number(path: str) -> int | None:
 
 
 def counter(path: str, key: str) -> int | None:
-    """The number after `key` in a kernel file of `key number` lines."""
+    """Return the number after `key` in a kernel file of `key number` lines, or None."""
     for line in (read(path) or "").splitlines():
         found, _, value = line.partition(" ")
         if found == key:
@@ -234,7 +235,7 @@ def counter(path: str, key: str) -> int | None:
 
 
 def make_dirs(parent: str, *names: str) -> str:
-    """Make a chain of directories below one that exists; those there already are used. Returns the last."""
+    """Make a chain of directories below `parent`, using the directories that exist. Return the last."""
     for part in names:
         parent = f"{parent}/{part}"
         try:
@@ -245,27 +246,27 @@ def make_dirs(parent: str, *names: str) -> str:
 
 
 def make(directory: str) -> None:
-    """One group, whatever the caller's umask: one that its owner may not enter, nobody could remove again."""
+    """Make a group that the owner may enter, whatever the umask. Otherwise no process could remove the group."""
     os.mkdir(directory, 0o755)
     if os.geteuid() != 0:
         os.chmod(directory, 0o755)
 
 
 def open_procs(directory: str) -> int:
-    """A descriptor through which a process joins the group at `directory`."""
+    """Return a descriptor through which a process joins the group at `directory`."""
     return os.open(f"{directory}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
 
 
 def pids(directory: str) -> list[int]:
-    """The processes of one group. A process of a pid namespace that we do not see reads 0 and is left out."""
+    """Return the processes of a group, without processes of a pid namespace that we do not see (the kernel says 0)."""
     return [int(line) for line in (read(f"{directory}/cgroup.procs") or "").split() if line != "0"]
 
 
 def signal_all(directory: str) -> int:
-    """SIGKILL what is in the group now; returns how many there were.
+    """Kill the processes that are in the group now. Return how many there were.
 
-    By pidfd, and only when the process is in the group after the pidfd was had: a pid read from cgroup.procs may
-    have ended, and its number may be somebody else's by now.
+    Signals go by pidfd, and only to a process that is still in the group after its pidfd was opened: a process read
+    from cgroup.procs may have ended, and its number may belong to another process by now.
     """
     found = pids(directory)
     handles = []
@@ -294,7 +295,10 @@ def _send_kill(fd: int) -> None:
 
 
 def rmdir_until(directories: Iterable[str], deadline: float) -> bool:
-    """Remove empty groups in this order (deepest first); a busy one is tried again until the deadline."""
+    """Remove empty groups in this order (deepest first), trying a busy group again until the deadline.
+
+    Returns whether all of them are gone.
+    """
     for directory in directories:
         pause = 0.0005
         while True:
@@ -313,7 +317,7 @@ def rmdir_until(directories: Iterable[str], deadline: float) -> bool:
 
 
 def names(directory: str) -> list[str]:
-    """The groups directly below one; none when it is gone, or closed to us."""
+    """Return the names of the groups directly below `directory`; none when it is gone, or closed to us."""
     try:
         with os.scandir(directory) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -322,7 +326,7 @@ def names(directory: str) -> list[str]:
 
 
 def remove_if_empty(directory: str) -> None:
-    """Remove a group that nobody uses; one that is in use, or gone, is left as it is."""
+    """Remove a group that is empty; leave a group that is in use or gone."""
     for _ in range(_EMPTYING_TRIES):
         try:
             os.rmdir(directory)
@@ -332,4 +336,4 @@ def remove_if_empty(directory: str) -> None:
                 raise
             if error.errno != errno.EBUSY or not read(f"{directory}/cgroup.procs"):
                 return
-        time.sleep(0.001)  # a process of ours in it is ending
+        time.sleep(0.001)  # one of our processes in the group is ending

@@ -1,4 +1,4 @@
-"""Control groups of sandboxes: which mechanism this host offers, behind one interface over v1 and v2.
+"""Control groups of sandboxes: the mechanism that this host offers, behind one interface over v1 and v2.
 
 A group holds only what belongs to one sandbox's guest. The caller's own process is never moved, and nothing is made,
 changed or killed outside directories named `ringfence/<owner>` (or a systemd scope that we started).
@@ -22,13 +22,14 @@ __all__ = [
     "Tree",
     "delegable",
     "find",
+    "find_or_delegable",
     "remove_dead_owners",
     "remove_noted",
 ]
 
 
 def find() -> Tree | None:
-    """The mechanism this process can use right now; None when there is none. Changes nothing, well below 1 ms."""
+    """Return the cgroups that this process can use right now, or None. Changes nothing; costs well below 1 ms."""
     if os.path.exists(f"{MOUNT}/cgroup.controllers"):
         from ringfence.host.cgroups import v2
 
@@ -39,9 +40,9 @@ def find() -> Tree | None:
 
 
 def delegable() -> Tree | None:
-    """For an ordinary user on v2 where `find` is None: a tree whose zygote is in a systemd user scope.
+    """Return a tree whose zygote will be in a systemd user scope, for an ordinary user on v2 where `find` is None.
 
-    None when there is no systemd user manager to ask. Nothing is started here.
+    Returns None when there is no systemd user manager to ask. Starts nothing.
     """
     if os.geteuid() == 0 or not os.path.exists(f"{MOUNT}/cgroup.controllers"):
         return None
@@ -50,8 +51,13 @@ def delegable() -> Tree | None:
     return v2.delegable()
 
 
+def find_or_delegable() -> Tree | None:
+    """Return the cgroups that this process could use now, or None when there are none. Changes nothing."""
+    return find() or delegable()
+
+
 def remove_dead_owners(is_dead: DeadTest) -> list[str]:
-    """Kill and remove the groups of every owner that `is_dead`; returns the directories removed."""
+    """Kill and remove the groups of every owner that `is_dead`. Return the directories that were removed."""
     if os.path.exists(f"{MOUNT}/cgroup.controllers"):
         from ringfence.host.cgroups import v2
 
@@ -62,7 +68,7 @@ def remove_dead_owners(is_dead: DeadTest) -> list[str]:
 
 
 def remove_noted(path: str, owner: str) -> bool:
-    """Kill and remove a v2 group that a dead owner's record names; False when it is not one of that owner's."""
+    """Kill and remove a v2 group that a dead owner's record names. Return False when the group is not that owner's."""
     name = os.path.basename(path)
     theirs = path.endswith(f"/ringfence/{owner}") or (
         name.startswith(f"ringfence-{owner}-") and name.endswith(".scope")

@@ -1,7 +1,7 @@
-"""Asks a user's systemd for a scope around a process that runs already: one D-Bus call on the manager's own socket.
+"""Asks a user's systemd for a scope around a running process, by a D-Bus call on the manager's own socket.
 
-`systemd-run --scope` makes the same call for a program that it then executes: three more execs, and a zygote that was
-begun early would have to be started anew.
+`systemd-run --scope` makes the same call for a program that it then executes. That costs three more execs, and a zygote
+that was begun early would have to be started again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HEAD = struct.Struct("<BBBBII")  # "l" for little-endian, kind, flags, version,
 _LENGTHS = struct.Struct("<I4xI")  # of the body and, after the serial, of the fields
 _LEAST = 16
 _MANAGER = "org.freedesktop.systemd1"
-_FIELDS = (  # number, type and value of what a call says of itself
+_FIELDS = (  # number, type and value of the header fields of a call
     (1, "o", "/org/freedesktop/systemd1"),
     (2, "s", f"{_MANAGER}.Manager"),
     (3, "s", "StartTransientUnit"),
@@ -28,7 +28,7 @@ _FIELDS = (  # number, type and value of what a call says of itself
 
 
 def ask(runtime: str, unit: str, pid: int) -> bool:
-    """Whether the manager that listens below `runtime` took the order. It moves the process a moment later."""
+    """Ask the manager below `runtime` to move `pid` to a new scope, a moment later. Return whether it accepts."""
     manager = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
     try:
         manager.settimeout(_WITHIN_S)
@@ -45,11 +45,13 @@ def ask(runtime: str, unit: str, pid: int) -> bool:
 
 
 def order(unit: str, pid: int) -> bytes:
-    """The call: a scope of that name with this process, ours to divide, and gone with its last process."""
+    """Return the call for a scope named `unit` around `pid`: delegated to us, and removed with its last process."""
     body = _Written()
     body.text(unit)
     body.text("fail")
-    with_pid, delegated, collected = _Written(), _Written(), _Written()
+    with_pid = _Written()
+    delegated = _Written()
+    collected = _Written()
     with_pid.numbers(4, pid)
     delegated.numbers(1)
     collected.text("inactive-or-failed")
@@ -91,7 +93,7 @@ def _head(size: int) -> bytes:
 
 
 class _Written:
-    """Values in the form of the wire, each aligned to its own size."""
+    """Values in the form of D-Bus, each aligned to its own size."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -114,7 +116,7 @@ class _Written:
 
 
 def _kind(manager: _socket.socket) -> int:
-    """Of the answer. Before it may come what the manager tells everybody who is connected."""
+    """Return the kind of the manager's answer, or 0. Skips the signals that every connection gets before it."""
     data = b""
     for _ in range(_MOST_READS):
         more = manager.recv(_MOST)

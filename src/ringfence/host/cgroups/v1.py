@@ -1,8 +1,8 @@
 """cgroup v1 as root: one directory per controller below each hierarchy's own root.
 
 Measured on a quiet machine: the first join of a process waits 5 to 15 ms for an RCU grace period, every further one
-right after it takes 0.02 ms, and making a directory 0.03 ms. So all five controllers are joined at once: the freezer
-joined later would have to chase a forking guest.
+right after it takes 0.02 ms, and making a directory 0.03 ms. Therefore all five controllers are joined at once. A
+freezer that is joined later would have to chase a forking guest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FREEZE_AGAIN_S = 0.15
 
 
 def find() -> Tree | None:
-    """The tree of this host; None when no hierarchy can be written (not root, or mounted read-only)."""
+    """Return the tree of this host, or None when no hierarchy can be written (not root, or mounted read-only)."""
     roots = {}
     for controller in CONTROLLERS:
         root = f"{base.MOUNT}/{controller}"
@@ -35,7 +35,7 @@ def find() -> Tree | None:
 
 
 def remove_dead_owners(is_dead: DeadTest) -> list[str]:
-    """See `cgroup.remove_dead_owners`. Thaws before it kills (D18)."""
+    """Do what `find.remove_dead_owners` says. Thaws before it kills (D18)."""
     tree = find()
     if tree is None:
         return []
@@ -76,7 +76,7 @@ class Tree(base.Tree):
         base.check_box_id(box_id)
         owner = process_id.name()
         group = Group(self, box_id, owner)
-        _make(self.unique_roots[0], owner, box_id)  # refuses an id in use before anything of it is touched
+        _make(self.unique_roots[0], owner, box_id)  # refuses an id in use before any of its groups is touched
         try:
             for root in self.unique_roots[1:]:
                 _make(root, owner, box_id)
@@ -101,11 +101,11 @@ class Tree(base.Tree):
         return all(gone)
 
     def forget(self, box_id: str) -> None:
-        """A group of this tree is gone."""
+        """Drop a group that is gone."""
         self._boxes.discard(box_id)
 
     def remove_owner(self, owner: str, timeout_s: float) -> list[str]:
-        """Kill and remove every group of one owner; returns the directories that are gone."""
+        """Kill and remove every group of an owner. Return the directories that are gone."""
         tops = [f"{root}/{base.BASE}/{owner}" for root in self.unique_roots]
         boxes = {name for top in tops for name in base.names(top)}
         for box_id in sorted(boxes):
@@ -119,7 +119,7 @@ class Tree(base.Tree):
 
 
 class Group(base.Group):
-    """One directory in each hierarchy."""
+    """The cgroup of a sandbox: a directory in each hierarchy."""
 
     def __init__(self, tree: Tree, box_id: str, owner: str) -> None:
         self.box_id = box_id
@@ -130,15 +130,15 @@ class Group(base.Group):
         self._memory_bytes: int | None = None
 
     def prepare(self) -> None:
-        """What is set once. Without swap accounting, at least prefer not to swap the guest out (F05)."""
+        """Set what stays the same. Without swap accounting, at least prefer not to swap the guest out (F05)."""
         if self._tree.has_memory and not self._tree.counts_swap:
             base.write(f"{self._at['memory']}/memory.swappiness", "0")
 
     def join_fds(self) -> list[int]:
         fds: list[int] = []
         try:
-            # A thread that moves itself by `tasks` takes no lock of the whole kernel's; by cgroup.procs it would, and
-            # wait 5 to 20 ms. Who writes there has one thread (kernel fact 8).
+            # A thread that moves itself by `tasks` takes no lock of the whole kernel; by cgroup.procs it would, and
+            # wait 5 to 20 ms. The process that writes there has a single thread (kernel fact 8).
             flags = os.O_WRONLY | os.O_CLOEXEC
             fds.extend(os.open(f"{directory}/tasks", flags) for directory in self._directories)
         except OSError:
@@ -174,7 +174,7 @@ class Group(base.Group):
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            base.write(file, "-1")  # more than a group above us has: that one is the tighter limit and holds
+            base.write(file, "-1")  # more than a group above us has: its tighter limit is enforced
 
     def cpu_fd(self) -> int | None:
         if "cpuacct" not in self._at:
@@ -195,12 +195,14 @@ class Group(base.Group):
         state = f"{self._at['freezer']}/freezer.state"
         base.write(state, "FROZEN")
         now = time.monotonic()
-        deadline, again = now + timeout_s, now + _FREEZE_AGAIN_S
+        deadline = now + timeout_s
+        again = now + _FREEZE_AGAIN_S
         while (base.read(state) or "").strip() != "FROZEN":
             now = time.monotonic()
             if now >= deadline:
                 return False
-            if now >= again:  # one that waits for another which is frozen, as a tracer does, may keep it from ending
+            # A process that waits for a frozen process, as a tracer does, may keep the freeze from ending.
+            if now >= again:
                 base.write(state, "THAWED")
                 time.sleep(0.01)
                 base.write(state, "FROZEN")
@@ -239,12 +241,12 @@ class Group(base.Group):
         return True
 
     def _kill_frozen(self) -> None:
-        """Hold what forks faster than we kill, mark all of it, let it run into its death."""
+        """Freeze processes that fork faster than we kill, signal all, then thaw the group so that all die."""
         try:
             self.freeze(timeout_s=0.2)
             self._signal_all()
         except FileNotFoundError:
-            return  # another, who removes it too, was faster
+            return  # another process, which removes the group too, was faster
         finally:
             self.thaw()
 
@@ -253,7 +255,7 @@ class Group(base.Group):
 
     def remove(self, timeout_s: float = 2.0) -> bool:
         deadline = time.monotonic() + timeout_s
-        gone = base.rmdir_until(self._directories, 0)  # mostly all have ended already: nobody is looked for
+        gone = base.rmdir_until(self._directories, 0)  # mostly all processes have ended already
         if not gone:
             self.kill(timeout_s)
             gone = base.rmdir_until(self._directories, deadline)
@@ -267,6 +269,6 @@ def _make(root: str, owner: str, box_id: str) -> None:
         try:
             base.make(f"{root}/{base.BASE}/{owner}/{box_id}")
             return
-        except FileNotFoundError:  # the first of this process, or another removed the empty base between our two steps
+        except FileNotFoundError:  # our first group, or another process removed the empty base between our two steps
             base.make_dirs(root, base.BASE, owner)
     raise OSError(errno.EBUSY, "the cgroup base directory vanishes as fast as it is made", f"{root}/{base.BASE}")

@@ -1,7 +1,7 @@
 """cgroup v2: as root below the hierarchy's root, as an ordinary user in a subtree that was delegated.
 
-The kernel lets no group hold both processes and children with controllers, so processes sit in leaves only, and the
-caller, which we never move, keeps us from using its own group: the nearest one above it has to be writable.
+The kernel lets no group hold both processes and children with controllers. Therefore processes are in leaves only, and
+the caller's own group cannot be used, as we never move the caller: a group above it has to be writable.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _ADOPT_S = 2.0
 
 
 def find() -> Tree | None:
-    """The tree this process can use now; None when no group it may write can be given controllers."""
+    """Return the tree that this process can use now, or None when no group it may write can have controllers."""
     parent = _parent()
     return None if parent is None else Tree(parent, f"{parent}/{base.BASE}", _controllers(parent))
 
 
 def delegable() -> ScopeTree | None:
-    """See `cgroup.delegable`."""
+    """Do what `find.delegable` says."""
     runtime = f"/run/user/{os.geteuid()}"
     manager = _manager()
     if not os.path.exists(f"{runtime}/systemd/private") or not os.path.isdir(manager):
@@ -44,7 +44,7 @@ def delegable() -> ScopeTree | None:
 
 
 def remove_dead_owners(is_dead: DeadTest) -> list[str]:
-    """See `cgroup.remove_dead_owners`. Scopes are looked for too, though systemd removes an empty one itself."""
+    """Do what `find.remove_dead_owners` says, for scopes too, though systemd removes an empty scope itself."""
     removed: list[str] = []
     parent = _parent()
     if parent is not None:
@@ -68,7 +68,7 @@ def _remove_dead_scopes(is_dead: DeadTest) -> list[str]:
 
 
 class Tree(base.Tree):
-    """`<parent>/ringfence/<owner>/<box>`; `parent` belongs to the host, everything below to us."""
+    """Groups at `<parent>/ringfence/<owner>/<box>`; `parent` belongs to the host, everything below to us."""
 
     kind = "cgroup v2"
 
@@ -116,7 +116,7 @@ class Tree(base.Tree):
 
     def close(self, timeout_s: float = 2.0) -> bool:
         if os.getpid() != self._pid:
-            return True  # a fork of the process that made them: they are not ours
+            return True  # a fork of the process that made the groups does not own them
         gone = [remove_tree(directory, timeout_s) for directory in sorted(self._boxes)]
         self._boxes.clear()
         for directory in (self._owner_base(), self._base):
@@ -124,14 +124,14 @@ class Tree(base.Tree):
         return all(gone)
 
     def forget(self, directory: str) -> None:
-        """A group of this tree is gone."""
+        """Drop a group that is gone."""
         self._boxes.discard(directory)
 
     def _owner_base(self) -> str:
         return f"{self._base}/{process_id.name()}"
 
     def _make(self, leaf: str) -> str:
-        """Make one leaf, and what is above it when missing: another tree or process removes that when it is empty."""
+        """Make a leaf, and the groups above when missing: another tree or process removes empty groups."""
         directory = self._owner_base()
         for _ in range(10):
             try:
@@ -149,11 +149,11 @@ class Tree(base.Tree):
             for above in (self._parent, self._base, directory):
                 _enable(above, self.controllers)
         except FileNotFoundError:
-            return  # removed again in between; the caller tries once more
+            return  # a group was removed again in between; the caller tries once more
 
 
 class ScopeTree(Tree):
-    """Groups in a systemd user scope that the zygote is moved to, or started in. Usable after `attach`."""
+    """Groups in a systemd user scope that the zygote is moved to or started in. Usable after `attach`."""
 
     moves_zygotes = True
 
@@ -179,15 +179,16 @@ class ScopeTree(Tree):
         return True
 
     def launch_prefix(self) -> list[str]:
-        """systemd-run needs the address of the user manager; the zygote gets an empty environment all the same."""
+        """Return the systemd-run command. It gets the user manager's address; the zygote still gets no variables."""
         env = ["/usr/bin/env", "-i"]
         run = [self._program, "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", f"--unit={_unit()}"]
         return [*env, f"XDG_RUNTIME_DIR={self._runtime}", *run, "--", *env]
 
     def attach(self, zygote_pid: int) -> None:
-        """Find the zygote's scope, move what is in it to a leaf, and enable controllers.
+        """Find the zygote's scope, move the scope's processes to a leaf, and enable controllers.
 
-        OSError when it has none, UnsupportedError when systemd gave it fewer controllers than plans were made with.
+        Raises OSError when the zygote is in no scope of this process, UnsupportedError when systemd gave the scope
+        fewer controllers than plans were made with.
         """
         path = _own_path(zygote_pid)
         scope = f"{base.MOUNT}{path}"
@@ -204,8 +205,11 @@ class ScopeTree(Tree):
         _enable(scope, self.controllers)
 
     def _check_given(self, given: set[str]) -> None:
-        """Plans were made with what the manager has. A slice may keep some of it from its scopes, which only a scope
-        shows; its limits would then be claimed, and held by nothing."""
+        """Raise UnsupportedError if the scope lacks a controller that the user manager has and that plans rely on.
+
+        A slice may keep controllers from its scopes, and only a scope shows that. Limits would then be claimed, and
+        enforced by nothing.
+        """
         lacks = [name for name in self.controllers if name not in given]
         if lacks:
             raise UnsupportedError(
@@ -215,7 +219,7 @@ class ScopeTree(Tree):
             )
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Kills the zygote in it too: systemd removes the scope once it is empty."""
+        """Kill and remove the scope's groups and the zygote too: systemd removes the scope once it is empty."""
         return not self._base or os.getpid() != self._pid or remove_tree(self._base, timeout_s)
 
     def _owner_base(self) -> str:
@@ -228,7 +232,7 @@ class ScopeTree(Tree):
 
 
 class Group(base.Group):
-    """One leaf.
+    """The cgroup of a sandbox: a leaf of the tree.
 
     memory.oom.group stays 0, as on v1: the kernel kills the largest process, the counter in memory.events says so,
     and the spawner, which is small, survives for the next run of the sandbox.
@@ -241,7 +245,7 @@ class Group(base.Group):
         self._controllers = tree.controllers
 
     def prepare(self) -> None:
-        """What is set once: no swap (F05). Where the kernel has no swap accounting there is no such file."""
+        """Set what stays the same: no swap (F05). A kernel without swap accounting has no file for that."""
         swap = f"{self.directory}/memory.swap.max"
         if "memory" in self._controllers and os.path.exists(swap):
             base.write(swap, "0")
@@ -294,7 +298,7 @@ class Group(base.Group):
 
     def remove(self, timeout_s: float = 2.0) -> bool:
         deadline = time.monotonic() + timeout_s
-        gone = base.rmdir_until([self.directory], 0)  # mostly all have ended already: nobody is looked for
+        gone = base.rmdir_until([self.directory], 0)  # mostly all processes have ended already
         if not gone:
             _kill(self.directory, deadline)
             gone = base.rmdir_until([self.directory], deadline)
@@ -304,7 +308,11 @@ class Group(base.Group):
 
 
 def _kill(directory: str, deadline: float) -> bool:
-    """Kill a whole subtree. Before 5.14 there is no cgroup.kill: what is frozen cannot fork away, and still dies."""
+    """Kill a whole subtree. Return whether the subtree is empty before the deadline.
+
+    Before Linux 5.14 there is no cgroup.kill. There the subtree is frozen first, so that no process forks away, and a
+    frozen process still dies of SIGKILL.
+    """
     try:
         if os.path.exists(f"{directory}/cgroup.kill"):
             base.write(f"{directory}/cgroup.kill", "1")
@@ -336,7 +344,7 @@ def _wait(directory: str, key: str, value: int, deadline: float) -> bool:
 
 
 def remove_tree(directory: str, timeout_s: float) -> bool:
-    """Kill and remove a group with everything below it. True when it is gone."""
+    """Kill and remove a group with everything below. Return True when the group is gone."""
     deadline = time.monotonic() + timeout_s
     if not os.path.isdir(directory):
         return True
@@ -345,7 +353,7 @@ def remove_tree(directory: str, timeout_s: float) -> bool:
 
 
 def _descendants(directory: str) -> list[str]:
-    """Every group below, deepest first."""
+    """Return every group below, deepest first."""
     found = []
     for name in base.names(directory):
         found += [*_descendants(f"{directory}/{name}"), f"{directory}/{name}"]
@@ -353,7 +361,7 @@ def _descendants(directory: str) -> list[str]:
 
 
 def _parent() -> str | None:
-    """The directory below which `ringfence` can be made."""
+    """Return the directory below which `ringfence` can be made, or None."""
     if os.geteuid() == 0:
         return base.MOUNT if _usable(base.MOUNT) else None
     path = os.path.dirname(_own_path(os.getpid()) or "/")
@@ -371,7 +379,7 @@ def _usable(directory: str) -> bool:
 
 
 def _controllers(directory: str) -> set[str]:
-    """Those that groups below `directory` have, or could have if we enabled them."""
+    """Return the controllers that groups below `directory` have, or could have if we enabled them."""
     enabled = _read_set(f"{directory}/cgroup.subtree_control")
     real_root = not os.path.exists(f"{directory}/cgroup.type")
     if real_root or not base.read(f"{directory}/cgroup.procs"):
