@@ -150,7 +150,7 @@ def stock() -> Stock:
     pool = sys.modules.get("ringfence.backends.process.pool")
     if pool is None:
         return Stock(0, 0, 0, frozenset())
-    held = [fd for fd, _ in sys.modules["ringfence.backends.process.pool"]._opened]
+    held = [pool._sentinel._fd]
     record = sys.modules.get("ringfence.host.state")
     held += [owner._fd for owner in record._owners.values()] if record is not None else []
     zygotes = templates = spares = 0

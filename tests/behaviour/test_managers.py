@@ -287,6 +287,7 @@ def test_a_link_that_a_guest_makes_leads_no_mount_out_of_the_ceiling(tmp_path: P
     for folder in (private, project / "hidden", project / "plain"):
         folder.mkdir(parents=True)
         (folder / "f").write_text("text")
+    project.chmod(0o777)
     with SandboxManager(policy=Policy(mounts=[Mount(project, "/p", "rw", hide=["hidden"])])) as manager:
         agent = manager.environment("a")
         assert agent.exec(["sh", "-c", f"ln -s {private} /p/out; ln -s hidden /p/in; ln -s plain /p/fine"]).ok

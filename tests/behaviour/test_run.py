@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ringfence
+from accounts import let_others_through
 from ringfence import AsyncSandbox, Limits, Mount, Network, Policy, Sandbox
 from ringfence.backends import Backend
 from ringfence.results import GuestException
@@ -329,6 +330,7 @@ def test_short_forms_set_single_parts_of_the_default_policy(kind: type[Sandbox |
 
 
 def test_short_forms_of_a_run_hold(tmp_path: Path) -> None:
+    let_others_through(tmp_path)
     (tmp_path / "there").write_text("shown")
     code = f"import os\n(open('{tmp_path}/there').read(), os.environ['A'], os.statvfs('/workspace').f_blocks)"
     result = ringfence.run(code, mounts=[Mount(tmp_path)], env={"A": "b"}, disk="8M", memory="64M")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import accounts
-from accounts import OrdinaryUser
+from accounts import OrdinaryUser, let_others_through
 from behaviour.host import Host
 from programs import read_program
 from ringfence import (
@@ -483,6 +483,8 @@ OF_ANOTHER_OWNER = read_program("behaviour/snapshots_of_another_owner.py")
 
 
 def test_a_workspace_that_is_the_hosts_is_neither_kept_nor_set_back(kept: Snapshot, tmp_path: Path) -> None:
+    let_others_through(tmp_path)
+    tmp_path.chmod(0o777)
     (tmp_path / "host").write_text("as it is")
     policy = Policy(mounts=[Mount(tmp_path, target="/workspace/", mode="rw")])
     with Sandbox(policy=policy) as shared:

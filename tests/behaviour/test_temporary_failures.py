@@ -192,7 +192,7 @@ def test_an_engine_that_fails_twice_is_the_answer_and_one_that_is_gone_by_then_i
     outcomes = []
     for errors in ([lost[0]], [lost[1], gone], lost[2:]):
         first = Failing("first", [UnsupportedError("no namespaces")])
-        backends = (first, Failing("container", [*errors]), Failing("gvisor", []))
+        backends = (first, Failing("second", [*errors]), Failing("third", []))
         launcher = auto.Launcher(backends, Policy(), FoundImage(Image()), chooses=True)  # type: ignore[arg-type]  # stand-ins
         try:
             outcomes.append(str(launcher.launch()))
@@ -212,8 +212,7 @@ exit 3
 @pytest.fixture
 def own_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(api, "_found", {})
-    monkeypatch.setattr(api, "_service", [])
-    monkeypatch.setattr(api, "_failures", [])
+    monkeypatch.setattr(api, "_podman", api._Podman())
     monkeypatch.setattr(api, "_candidates", lambda *_: [])
     monkeypatch.delenv("DOCKER_HOST", raising=False)
 

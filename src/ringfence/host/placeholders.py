@@ -41,7 +41,15 @@ _OUTLIVES_S = 10.0  # how long a guest behind an engine, which has no lock, may 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 _locks: set[int] = set()  # descriptors of this process that a fork has to close
-_unfinished: list[bool] = []  # not empty: a placeholder or stake could not be removed
+
+
+class _Unfinished:
+    """Whether this process could not remove a placeholder or a stake."""
+
+    is_left: bool = False
+
+
+_unfinished = _Unfinished()
 
 
 @final
@@ -146,7 +154,7 @@ class Placeholders:
         try:
             with _Locked() as place:
                 if _is_locked(f"{place}/stakes/{stake.name}"):  # the monitor has not seen the end
-                    _unfinished.append(True)
+                    _unfinished.is_left = True
                     return
                 whole = True
                 for path, fd in held.items():
@@ -157,7 +165,7 @@ class Placeholders:
                 if whole:
                     stake.remove()
         except (OSError, SandboxError):
-            _unfinished.append(True)  # for example, no descriptor is free: the next sweep does it
+            _unfinished.is_left = True  # for example, no descriptor is free: the next sweep does it
         finally:
             for fd in held.values():
                 os.close(fd)
@@ -182,7 +190,7 @@ def is_placeholder(path: str) -> bool:
 
 def sweep() -> list[str]:
     """Remove the placeholders of sandboxes that are gone and did not do so. Return the paths that were removed."""
-    _unfinished.clear()
+    _unfinished.is_left = False
     removed: list[str] = []
     with _Locked() as place:
         for name in os.listdir(f"{place}/stakes"):
@@ -193,7 +201,7 @@ def sweep() -> list[str]:
 
 def finish() -> None:
     """Try once more to remove what this process could not remove before."""
-    if _unfinished:
+    if _unfinished.is_left:
         sweep()
 
 

@@ -32,12 +32,12 @@ def _offset() -> int:
 
     Without these ticks a process has the same name in all time namespaces, and no living process is taken for dead.
     """
-    if not _offsets:
-        _offsets.append(_ask_offset())
-    return _offsets[0]
+    if _boot_time.offset is None:
+        _boot_time.offset = _read_offset()
+    return _boot_time.offset
 
 
-def _ask_offset() -> int:
+def _read_offset() -> int:
     try:
         with open("/proc/self/timens_offsets", "rb") as file:
             rows = [line.split() for line in file]
@@ -47,7 +47,15 @@ def _ask_offset() -> int:
 
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
-_offsets: list[int] = []  # at most one offset, as it does not change
+
+
+class _BootTime:
+    """The offset of this process's time namespace, once it was read: it does not change."""
+
+    offset: int | None = None
+
+
+_boot_time = _BootTime()
 
 
 def pid_namespace() -> int:

@@ -37,7 +37,7 @@ class HeldUid:
         """Return the lock, which the monitor holds too: the uid stays taken while a process of the sandbox lives."""
         return self._fd
 
-    def abandon(self) -> None:
+    def disown_descriptors(self) -> None:
         """Drop a lock whose descriptor the library's caller has closed. The next sweep removes the file."""
         self._fd = -1
 

@@ -277,17 +277,26 @@ def openat2(directory: int, path: str, flags: int, mode: int, resolve: int) -> i
     return openat.open_below(directory, path, flags, mode, resolve)
 
 
-_asked: list[bool] = []
+class _Kernel:
+    """What this process has found out about its kernel."""
+
+    has_openat2: bool | None = None
+
+
+_kernel = _Kernel()
 
 
 def has_openat2() -> bool:
     """Return whether this kernel has openat2: a gVisor of 2022 has not. The kernel is asked once."""
-    if not _asked:
+    found = _kernel.has_openat2
+    if found is None:
         try:
             syscall(_NR_OPENAT2, -1, b"", b"", 0, what="openat2")
+            found = True
         except OSError as error:
-            _asked.append(error.errno != errno.ENOSYS)
-    return _asked[0]
+            found = error.errno != errno.ENOSYS
+        _kernel.has_openat2 = found
+    return found
 
 
 def open_nameless(directory: str) -> int:

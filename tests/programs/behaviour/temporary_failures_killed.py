@@ -6,7 +6,7 @@ from ringfence.backends.container import api as engine
 engine._candidates = lambda *_: []
 def ran():
     with Sandbox(backend="container") as box:
-        return [box.exec(["echo", "1"]).stdout, engine._service[0].process.pid]
+        return [box.exec(["echo", "1"]).stdout, engine._podman.service.process.pid]
 first = ran()
 os.kill(first[1], 9)
 second = ran()

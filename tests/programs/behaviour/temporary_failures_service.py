@@ -7,5 +7,5 @@ threads = [threading.Thread(target=ask, args=(name,)) for name in (None, "podman
 for one in threads: one.start()
 for one in threads: one.join()
 if os.fork() == 0: time.sleep(30); os._exit(0)  # who has all our descriptors
-print(len(found), len({one.socket for one in found}), engine._service[0].process.pid, flush=True)
+print(len(found), len({one.socket for one in found}), engine._podman.service.process.pid, flush=True)
 time.sleep(30)

@@ -57,8 +57,17 @@ class Engine(Struct):
 
 _lock = threading.Lock()
 _found: dict[tuple[str | None, str | None], Engine] = {}
-_service: list[Service] = []  # Podman's service that we started: at most one for this process
-_failures: list[tuple[float, str]] = []  # when the service last failed to start, and why
+
+
+class _Podman:
+    """Podman's service as this process started it: at most one, whatever is asked for."""
+
+    service: Service | None = None
+    failed_at: float = 0.0
+    failure: str | None = None  # why the service did not start the last time
+
+
+_podman = _Podman()
 
 
 def find(name: str | None = None, socket: str | None = None, *, start: bool = True) -> Engine:
@@ -100,19 +109,20 @@ def look(name: str | None = None, socket: str | None = None) -> Engine | None:
 
 def _has_ended(engine: Engine) -> bool:
     """Return whether the engine was our own Podman service and listens no more. Its process may still be ending."""
-    return any(each.socket == engine.socket and not _listens(each) for each in _service)
+    service = _podman.service
+    return service is not None and service.socket == engine.socket and not _listens(service)
 
 
 def was_killed(engine: Engine) -> bool:
     """Return whether the engine was our own Podman service and has ended, so that another can be started."""
-    for each in _service:
-        if each.socket == engine.socket:
-            try:
-                each.process.wait(_GONE_S)
-            except subprocess.TimeoutExpired:
-                return False
-            return True
-    return False
+    service = _podman.service
+    if service is None or service.socket != engine.socket:
+        return False
+    try:
+        service.process.wait(_GONE_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _listens(service: Service) -> bool:
@@ -135,7 +145,7 @@ def _forget_all() -> None:
     global _lock
     _lock = threading.Lock()
     _found.clear()
-    _service.clear()
+    _podman.service = None
 
 
 def forget(engine: Engine) -> None:
@@ -318,19 +328,20 @@ def _own_service(podman: str) -> Engine | str:
     sandbox.
     """
     _package()  # raises before anything is started
-    for each in _service:
-        if each.process.poll() is None:
+    service = _podman.service
+    if service is not None and service.process.poll() is None:
+        try:
+            return _connect(service.socket)
+        except _NoAnswerError as error:
             try:
-                return _connect(each.socket)
-            except _NoAnswerError as error:
-                try:
-                    each.process.wait(_GONE_S)
-                except subprocess.TimeoutExpired:  # sandboxes of other threads may run in it
-                    return f"the one that was started does not answer ({error})"
-    if _failures and time.monotonic() < _failures[-1][0] + _AGAIN_S:
-        return _failures[-1][1]
+                service.process.wait(_GONE_S)
+            except subprocess.TimeoutExpired:  # sandboxes of other threads may run in it
+                return f"the one that was started does not answer ({error})"
+    if _podman.failure is not None and time.monotonic() < _podman.failed_at + _AGAIN_S:
+        return _podman.failure
     started = _start_service(podman)
-    _failures[:] = [(time.monotonic(), started)] if isinstance(started, str) else []
+    _podman.failed_at = time.monotonic()
+    _podman.failure = started if isinstance(started, str) else None
     return started
 
 
@@ -340,7 +351,7 @@ def _start_service(podman: str) -> Engine | str:
     process = _begin([podman, "system", "service", f"--time={_IDLE_S}", f"unix://{socket}"], folder)
     if isinstance(process, OSError):
         return f"it could not be started: {process.strerror}"
-    _service[:] = [Service(process, socket)]
+    _podman.service = Service(process, socket)
     import atexit
 
     atexit.register(_end, process, folder, os.getpid())

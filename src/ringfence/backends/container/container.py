@@ -75,7 +75,7 @@ class Stream:
         """End the stream. Safe from any thread. Idempotent."""
         _shut(self._engine)
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         """Close this copy of the stream in a forked child of the library, where our threads do not run."""
         _drop(self._engine)
 
@@ -136,9 +136,9 @@ class ChannelStream(Stream):
         _shut(self._theirs)
         super().close()
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         _drop(self._theirs)
-        super().forget()
+        super().after_fork()
 
     def _pass_in(self) -> None:
         fast_stdlib.hold_pipe_signal()
@@ -401,9 +401,9 @@ class ContainerWall:
         if not self._removing.wait(_END_S):
             quietly(self._engine.api.kill, self._id)
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         self._closing = True
-        self._stream.forget()
+        self._stream.after_fork()
 
     def remove(self) -> None:
         self._removing.set()

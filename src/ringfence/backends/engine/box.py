@@ -54,7 +54,7 @@ class Wall(Protocol):
     def remove(self) -> None:
         """Wait for the end, and remove all that was made for the sandbox. Called once, after `kill`, in a thread."""
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child of the caller: close this copy of each descriptor. Takes no lock (D17)."""
 
 
@@ -63,7 +63,7 @@ _boxes: weakref.WeakSet[EngineBox] = weakref.WeakSet()  # of this process
 
 def _forget_all() -> None:
     for box in list(_boxes):
-        box.forget()
+        box.after_fork()
     _boxes.clear()
 
 
@@ -217,7 +217,7 @@ class EngineBox:
         finally:
             self._destroyed.set()
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         """Close this copy of the channel in a forked child of the library, which must not keep the sandbox alive."""
         self._closed = True
         self.channel.close()
@@ -225,7 +225,7 @@ class EngineBox:
         if self.outlet is not None:
             self.outlet.after_fork()
             self.outlet = None
-        self._wall.forget()
+        self._wall.after_fork()
 
     def wait_destroyed(self, timeout_s: float) -> bool:
         return self._destroyed.wait(timeout_s)

@@ -203,7 +203,7 @@ class GvisorWall:
             except ProcessLookupError:
                 return
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         self._errors.close()
 
     def remove(self) -> None:

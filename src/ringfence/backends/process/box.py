@@ -325,26 +325,26 @@ class ProcessBox:
             self._until_destroyed.release()  # for other threads that wait
         return gone
 
-    def abandon(self) -> None:
+    def disown_descriptors(self) -> None:
         """Drop every descriptor without closing any: the caller did that, and may have reused the numbers."""
         self._closed = True
         self.channel.detach()
         if self._own_template:
-            self.template.abandon()
+            self.template.disown_descriptors()
         self._init_pidfd = -1
         if self.outlet is not None:
             self.outlet.disown_descriptors()
         if self.outlet_channel is not None:
             self.outlet_channel.detach()
         if self._uid is not None:
-            self._uid.abandon()
+            self._uid.disown_descriptors()
 
     def remove_group(self) -> None:
         """Kill the processes of the cgroup and remove it, where the sandbox has a cgroup."""
         if self._group is not None:
             self._group.remove()
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         """Close this copy of every descriptor in a forked child of the library: the sandbox is the parent's."""
         self._closed = True
         self.channel.close()
@@ -353,7 +353,7 @@ class ProcessBox:
             self.outlet = None
         self._drop_outlet()
         if self._own_template:
-            self.template.forget()
+            self.template.after_fork()
         if self._init_pidfd >= 0:
             os.close(self._init_pidfd)
             self._init_pidfd = -1

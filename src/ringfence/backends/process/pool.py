@@ -45,39 +45,41 @@ _FIRST_REFILL_S = 0.03  # a program that runs once and ends does not pay for a s
 # or to none, no descriptor of this process can be trusted to be ours.
 
 
-_opened: list[tuple[int, int]] = []  # the descriptor and its inode
+class _Sentinel:
+    """A descriptor that nothing else uses. Closed by the caller once its number leads elsewhere."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._inode = 0
+
+    def open(self) -> None:
+        """Idempotent."""
+        if self._fd < 0:
+            self._fd = os.memfd_create("ringfence", os.MFD_CLOEXEC)
+            self._inode = os.fstat(self._fd).st_ino
+
+    def was_closed(self) -> bool:
+        """Return whether the caller has closed our descriptors since `open`."""
+        return self._fd >= 0 and not self._is_ours()
+
+    def close(self) -> None:
+        """Close the descriptor, unless the caller has closed it."""
+        if self._fd >= 0 and self._is_ours():
+            os.close(self._fd)
+        self.disown_descriptors()
+
+    def disown_descriptors(self) -> None:
+        """Drop the descriptor without closing it: the caller may have reused the number."""
+        self._fd = -1
+
+    def _is_ours(self) -> bool:
+        try:
+            return os.fstat(self._fd).st_ino == self._inode
+        except OSError:
+            return False
 
 
-def open_once() -> None:
-    """Open the descriptor by which `is_dead` notices that the caller closed ours. Idempotent."""
-    if not _opened:
-        fd = os.memfd_create("ringfence", os.MFD_CLOEXEC)
-        _opened.append((fd, os.fstat(fd).st_ino))
-
-
-def is_dead() -> bool:
-    """Return whether the caller has closed our descriptors since `open_once`."""
-    return bool(_opened) and not _lives()
-
-
-def close() -> None:
-    """Close this descriptor, unless the caller has closed it."""
-    if _opened and _lives():
-        os.close(_opened[0][0])
-    forget()
-
-
-def forget() -> None:
-    """Drop the descriptor without closing it: the caller may have reused the number."""
-    _opened.clear()
-
-
-def _lives() -> bool:
-    fd, inode = _opened[0]
-    try:
-        return os.fstat(fd).st_ino == inode
-    except OSError:
-        return False
+_sentinel = _Sentinel()
 
 
 class Templates:
@@ -166,18 +168,18 @@ class Templates:
         if self._zygote is not None:
             self._zygote.close()
 
-    def abandon(self) -> Zygote | None:
+    def disown_descriptors(self) -> Zygote | None:
         """Drop every descriptor and return the zygote, whose end the caller of this method waits for."""
         for template in self._all():
-            template.abandon()
+            template.disown_descriptors()
         return self._zygote
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         """Close this copy of every descriptor in a forked child of the library."""
         for template in self._all():
-            template.forget()
+            template.after_fork()
         if self._zygote is not None:
-            self._zygote.forget()
+            self._zygote.after_fork()
 
     def _all(self) -> tuple[Template, ...]:
         return (*self._of_view.values(), *self._outgrown)
@@ -189,7 +191,7 @@ class Templates:
                 for template in self._of_view.values():
                     template.close()
                 self._of_view.clear()
-            open_once()
+            _sentinel.open()
             self._zygote = Zygote(self._interpreter, self._preload, self._tree)
         return self._zygote
 
@@ -547,30 +549,30 @@ class Pool:
         if self.tree is not None:
             self.tree.close()
 
-    def abandon(self) -> None:
+    def disown_descriptors(self) -> None:
         """Drop every descriptor, because the caller closed them. The processes of the pool end by themselves.
 
         A thread removes their cgroups.
         """
         self._closed = True
         self._work.put(None)
-        boxes, zygote = list(self._boxes), self._templates.abandon()
+        boxes, zygote = list(self._boxes), self._templates.disown_descriptors()
         for box in boxes:
-            box.abandon()
+            box.disown_descriptors()
 
         def remove() -> None:
             if zygote is not None:
-                zygote.abandon()
+                zygote.disown_descriptors()
             for box in boxes:
                 box.remove_group()
 
         _thread.start_new_thread(remove, ())
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         """Close this copy of every descriptor in a forked child: the parent goes on with the sandboxes."""
-        self._templates.forget()
+        self._templates.after_fork()
         for box in self._boxes:
-            box.forget()
+            box.after_fork()
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -601,11 +603,11 @@ def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
     """Return this process's pool for an interpreter with preloaded modules; make a pool where there is none."""
     key = (interpreter.executable, preload)
     with _pools_lock:
-        if is_dead():
+        if _sentinel.was_closed():
             for each in _pools.values():
-                each.abandon()
+                each.disown_descriptors()
             _pools.clear()
-            forget()
+            _sentinel.disown_descriptors()
         found = _pools.get(key)
         if found is None:
             if not _pools:
@@ -631,7 +633,7 @@ def close_all() -> None:
     with _pools_lock:
         pools = list(_pools.values())
         _pools.clear()
-        close()
+        _sentinel.close()
     for each in pools:
         each.close()
 
@@ -648,5 +650,5 @@ def _forget_all() -> None:
     global _pools_lock
     _pools_lock = _thread.allocate_lock()
     for each in _pools.values():
-        each.forget()
+        each.after_fork()
     _pools.clear()

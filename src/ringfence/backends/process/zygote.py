@@ -192,7 +192,7 @@ class Zygote:
         errors, self._errors = self._errors, -1
         os.close(errors)
 
-    def abandon(self) -> None:
+    def disown_descriptors(self) -> None:
         """Wait for the process to end, and close no descriptor: the caller closed them all."""
         self._control.detach()
         self._errors = -1
@@ -200,7 +200,7 @@ class Zygote:
         if pid >= 0:
             _end(pid)
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         """Close this copy of the descriptors in a forked child of the library, without ending the zygote (D17)."""
         self._control.close()
         os.close(self._errors)
@@ -268,14 +268,14 @@ class Template:
         with self._building, self._lock:
             self._control.close()
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         """Close this copy of the socket in a forked child of the library.
 
         Takes no lock: a thread of the parent may have held it at the fork (D17).
         """
         self._control.close()
 
-    def abandon(self) -> None:
+    def disown_descriptors(self) -> None:
         """Drop the socket without closing the descriptor: the caller did that, and may have reused the number."""
         self._control.detach()
 

@@ -268,7 +268,7 @@ class Unshared:
         self._errors.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         self._errors.close()
 
 
