@@ -83,7 +83,6 @@ MEMBERS = {
     **dict.fromkeys(("guest.guestd.engine_pid1", "guest.guestd.__main__"), "guest.engine"),
     "guest.job_modules": "guest.guestd",
     **dict.fromkeys((f"guest.{name}" for name in ("files", "guestd", "interpreter", "launch")), "guest"),
-    "guest.launch.listeners": "guest.guestd",
     **{f"images.{name}": "images.build" for name in ("builder", "packages")},
     **{
         f"images.{name}": "images" for name in ("exporter", "importer", "make", "outfit", "store", "tar_reader", "tree")
@@ -105,14 +104,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("backends.process.backend", "doctor.process"): "doctor() of the contract; the trials are the doctor's",
     ("backends.container.backend", "doctor.engines"): "as above",
     ("backends.gvisor.backend", "doctor.engines"): "as above",
-    ("backends.container.container", "guest.launch.listeners"): "the address that loopback gets on every backend",
-    ("backends.engine.box", "guest.launch.listeners"): "how many listeners guestd hands over",
-    ("backends.process.box", "guest.launch.listeners"): "as above",
-    ("backends.engine.box", "guest.guestd.protocols"): "types alone",
-    ("backends.engine.mount_identity", "guest.guestd.protocols"): "types alone",
-    ("backends.engine.mount_identity", "guest.guestd.mount_check"): "the same look at mounts, from outside",
-    ("doctor.trials", "guest.launch.fence"): "the trials do what building a sandbox does",
-    ("doctor.trials", "guest.launch.mounts"): "as above",
     ("guest.launch.zygote", ""): "a program for an interpreter of the host, after the library died: the sweep",
     ("guest.launch.zygote", "host.state"): "as above",
     ("host.zygote_start", ""): "a program for an interpreter of the host: this very package",

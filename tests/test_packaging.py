@@ -44,7 +44,7 @@ def test_the_wheel_holds_the_whole_package_and_the_command(tmp_path: Path) -> No
     package = {name.removeprefix("src/") for name in tracked("src")}
     script = next(name for name in names if name.endswith(".data/scripts/ringfence"))
     assert names - {script} == package
-    assert (modes["ringfence/guest/launch/launch"], modes["ringfence/doctor/trial"]) == (0o111, 0o111)
+    assert (modes["ringfence/guest/launch/launch"], modes["ringfence/guest/launch/trial"]) == (0o111, 0o111)
 
 
 def test_the_attacks_are_a_wheel_of_their_own(tmp_path: Path) -> None:

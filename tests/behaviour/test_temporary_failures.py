@@ -198,7 +198,7 @@ def test_an_engine_that_fails_twice_is_the_answer_and_one_that_is_gone_by_then_i
             outcomes.append(str(launcher.launch()))
         except SandboxLostError as error:
             outcomes.append(str(error))
-    assert outcomes == ["a box of container's", "a box of gvisor's", "made no container"]
+    assert outcomes == ["a box of second's", "a box of third's", "made no container"]
 
 
 # ── an engine's service that we start ───────────────────────────────────────────────────────────────

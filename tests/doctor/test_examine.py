@@ -136,7 +136,7 @@ def test_an_examination_leaves_nothing() -> None:
 def test_a_trial_that_hangs_or_crashes_is_an_answer() -> None:
     code = """
 import json, os, signal, time
-from ringfence.doctor.trials import attempt
+from ringfence.guest.launch.trials import attempt
 hang = attempt(lambda: time.sleep(60), timeout_s=0.2)
 crash = attempt(lambda: os.kill(os.getpid(), signal.SIGSEGV))
 print(json.dumps([hang, crash]))
@@ -154,8 +154,8 @@ def test_the_trials_say_the_same_where_the_code_lies_below_a_folder_of_temporary
     """A trial that mounts over the code that it is still importing fails, and says that a namespace is missing."""
 
     def trial_states(package: Path) -> dict[str, bool]:
-        argv = [os.path.realpath(sys.executable), "-I", "-S", str(package / "doctor/trials.py")]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=55)
+        argv = [os.path.realpath(sys.executable), "-I", "-S", str(package / "guest/launch/trials.py")]
+        done = subprocess.run(argv, env=process.trial_environment(), capture_output=True, text=True, timeout=55)
         assert done.returncode == 0, done.stderr
         return {said["trial"]: said["ok"] for said in map(json.loads, done.stdout.splitlines())}
 

@@ -29,7 +29,6 @@ _TRIALS_S = 60.0  # ten trials of at most 5 s, and a slow start
 _WHOLE_S = 45.0
 _CGROUP_S = 15.0
 _MEMORY = 64 << 20
-_HERE = os.path.dirname(os.path.abspath(__file__))
 _OLDEST = (5, 12)  # mount_setattr
 _EXACT = (5, 14)  # RLIMIT_NPROC counts for each user namespace
 _SCOPES_ABI = 6
@@ -215,16 +214,26 @@ def run_trials() -> dict[str, Answer]:
 
     When the launcher does not start, there is only the answer `launcher`, which says why.
     """
-    from ringfence.plan.rootfs.interpreter import interpreter
-
-    env = {"RINGFENCE_TRIAL_PYTHON": interpreter().executable}
-    out, problem = _run([launcher(), f"{_HERE}/trial"], env, _TRIALS_S)
+    out, problem = _run([launcher(), f"{os.path.dirname(launcher())}/trial"], trial_environment(), _TRIALS_S)
     found: dict[str, Answer] = {}
     for line in out.splitlines():
         answer = json.loads(line)
         found[answer["trial"]] = Answer(answer["ok"], answer["detail"], answer["errno"])
     found["launcher"] = Answer(bool(found), problem or launcher())
     return found
+
+
+def trial_environment() -> dict[str, str]:
+    """Return the variables of the trials, which import the guest's side alone."""
+    from ringfence.host.uids import FIRST
+    from ringfence.plan.rootfs.interpreter import interpreter
+    from ringfence.plan.seccomp.compiler import guest_filter
+
+    return {
+        "RINGFENCE_TRIAL_PYTHON": interpreter().executable,
+        "RINGFENCE_TRIAL_FILTER": guest_filter().hex(),
+        "RINGFENCE_TRIAL_UID": str(FIRST),
+    }
 
 
 def run_whole() -> Answer:

@@ -74,5 +74,7 @@ OURS = 2
 RESERVE = 5
 # Variables of guestd's own environment in a container: the path of its socket, and the key that it sends there first.
 DOOR, KEY = "RINGFENCE_DOOR", "RINGFENCE_KEY"
+GREETING = b"listeners"  # the packet that brings a sandbox's listening sockets
+BESIDES = 3  # listeners of the resolver and the proxy, beside those of the ports
 # A sandbox nobody has asked anything for so long is a spare: it may do ahead what a run will need.
 QUIET_S = 0.005

@@ -442,14 +442,13 @@ def give_address(pid: int, guestd: str) -> None:
 
 
 def _add_address(namespace: int) -> None:
-    from ringfence.guest.launch import listeners  # for sandboxes with a network alone
-    from ringfence.shared import syscalls
+    from ringfence.shared import loopback, syscalls  # for sandboxes with a network alone
 
     try:
         if os.path.samestat(os.fstat(namespace), os.stat("/proc/self/ns/net")):
             return  # the host's own
         syscalls.setns(namespace, syscalls.CLONE_NEWNET)
-        listeners.add_address()
+        loopback.add_address()
     except OSError:
         return  # as for callers that are not root
     finally:

@@ -9,7 +9,7 @@ import weakref
 from ringfence.errors import SandboxLostError, StartTimeoutError, UnsupportedError
 from ringfence.host import lifecycle
 from ringfence.results import Usage
-from ringfence.shared import fast_stdlib
+from ringfence.shared import fast_stdlib, framing
 from ringfence.wire import frames
 
 TYPE_CHECKING = False
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from ringfence.backends.contract import Outlet
-    from ringfence.guest.guestd.protocols import Meant
     from ringfence.plan.model import Fence, Outlets
     from ringfence.results import Denial, Enforcement
+    from ringfence.shared.mount_check import Meant
 else:
     Protocol = object
 
@@ -148,10 +148,8 @@ class EngineBox:
 
     def _take_listeners(self, outlets: Outlets) -> None:
         """Receive guestd's listening sockets. No guest exists yet, so that they can only be guestd's own."""
-        from ringfence.guest.launch.listeners import BESIDES, GREETING  # for sandboxes with a network alone
-
-        greeting, self.listeners = fast_stdlib.recv_fds(self.channel, len(GREETING), _MOST_LISTENERS)
-        if (greeting, len(self.listeners)) != (GREETING, len(outlets.ports) + BESIDES):
+        greeting, self.listeners = fast_stdlib.recv_fds(self.channel, len(framing.GREETING), _MOST_LISTENERS)
+        if (greeting, len(self.listeners)) != (framing.GREETING, len(outlets.ports) + framing.BESIDES):
             raise ConnectionError("not the listeners")
 
     def _received(self) -> bytes:

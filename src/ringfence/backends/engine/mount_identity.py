@@ -1,7 +1,7 @@
 """The files that a policy's mounts are meant to show, held by descriptors from before an engine looks them up.
 
 Engines take paths, and a guest of another sandbox on the same folder can change what a path below it leads to. The
-mounts of a new box are therefore compared with these files before its first job: see guest/guestd/mount_check.py.
+mounts of a new box are therefore compared with these files before its first job: see shared/mount_check.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends.engine.rootfs import BoxBind
     from ringfence.errors import SandboxLostError
-    from ringfence.guest.guestd.protocols import Meant
+    from ringfence.shared.mount_check import Meant
 
 
 class Meaning:
@@ -64,7 +64,7 @@ class Meaning:
         ]
 
     def _identity(self, bind: BoxBind) -> tuple[int, int]:
-        from ringfence.guest.guestd.mount_check import opened  # for policies with mounts alone
+        from ringfence.shared.mount_check import opened  # for policies with mounts alone
 
         try:
             fd = opened(bind.source)
@@ -84,7 +84,7 @@ class Meaning:
         """
         if self.meant is None:
             return
-        from ringfence.guest.guestd import mount_check
+        from ringfence.shared import mount_check
 
         try:
             os.stat(f"/proc/{pid}/root/")

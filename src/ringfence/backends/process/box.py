@@ -11,7 +11,7 @@ import time
 from ringfence.backends.process.zygote import explain_refusal
 from ringfence.errors import SandboxLostError, StartTimeoutError
 from ringfence.results import Usage
-from ringfence.shared import fast_stdlib, proc
+from ringfence.shared import fast_stdlib, framing, proc
 from ringfence.wire import frames
 
 TYPE_CHECKING = False
@@ -123,10 +123,8 @@ class ProcessBox:
             self.listeners = []
         finally:
             channel.close()
-        from ringfence.guest.launch import listeners as outlet_sockets  # for sandboxes with a network alone
-
         assert self.plan.outlets is not None
-        if len(self.listeners) == outlet_sockets.BESIDES + len(self.plan.outlets.ports):
+        if len(self.listeners) == framing.BESIDES + len(self.plan.outlets.ports):
             return
         arrived, self.listeners = self.listeners, []
         for fd in arrived:

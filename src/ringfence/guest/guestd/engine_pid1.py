@@ -15,11 +15,11 @@ import os
 import select
 
 from ringfence.guest import job_modules
-from ringfence.guest.guestd import daemon
+from ringfence.guest.guestd import daemon, listeners
 from ringfence.guest.guestd.job import make_terminal
 from ringfence.guest.guestd.supervisor import Inside
 from ringfence.guest.interpreter import exec_commands
-from ringfence.guest.launch import listeners, pid1, spawner
+from ringfence.guest.launch import pid1, spawner
 from ringfence.shared import children, fast_stdlib, framing, proc, syscalls
 from ringfence.shared.event_loop import Loop
 
@@ -106,7 +106,7 @@ def _read_setup(channel: _Streams) -> tuple[Told, list[int]]:
 def _check_mounts(setup: Told) -> None:
     """Check the mounts before there is a guest. A wrong mount ends this process."""
     if setup["meant"] is not None:
-        from ringfence.guest.guestd import mount_check
+        from ringfence.shared import mount_check
 
         found = mount_check.wrong(setup["meant"], "/proc/self", "/")
         if found is not None:

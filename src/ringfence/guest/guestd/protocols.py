@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ringfence.shared.mount_check import Meant
+
 
 Op = list[Any]
 
@@ -38,16 +40,6 @@ class Outlets(TypedDict):
     ports: list[int]
     proxy: int
     streams: int  # the most connections at once where guestd relays; further ones wait
-
-
-class Meant(TypedDict):
-    """The mounts that are meant to be at and below the writable mounts of a box, and elsewhere in it."""
-
-    places: list[tuple[str, int, int, bool]]  # target, device and inode of what is shown there, writable
-    below: list[tuple[str, str]]  # mounts of the host there, which come along: device, root in it
-    flags: bool  # whether the mount itself is read-only; else it is enforced elsewhere
-    targets: list[str] | None  # targets of all requested mounts; None: other mounts are not looked for
-    brought: list[tuple[str, str]]  # mounts of the host below their sources: device, root in it
 
 
 class Told(TypedDict):

@@ -10,8 +10,8 @@ import _socket
 import select
 import struct
 
-from ringfence.guest.launch import listeners
-from ringfence.shared import framing
+from ringfence.guest.guestd import listeners
+from ringfence.shared import framing, loopback
 from ringfence.shared.credit import FIRST, Shared, Window
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ END, RESET, GONE = b"\0", b"\1", b"\2"  # no more bytes; broken off; no more byt
 def _has_address() -> bool:
     """Return whether loopback got an address. Without it, programs that ask for AI_ADDRCONFIG need the proxy."""
     try:
-        listeners.add_address()
+        loopback.add_address()
     except OSError:
         return False
     return True

@@ -12,9 +12,9 @@ import os
 import stat
 import struct
 
-from ringfence.guest.guestd.mount_check import opened
 from ringfence.guest.launch.syscall_rows import Hole, Slot, address_of, room
 from ringfence.shared import syscalls as k
+from ringfence.shared.mount_check import opened
 from ringfence.shared.proc import PROC_SHOWN
 
 TYPE_CHECKING = False

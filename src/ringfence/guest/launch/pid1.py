@@ -10,7 +10,8 @@ import os
 import select
 import struct
 
-from ringfence.guest.launch import fence, listeners, mounts
+from ringfence.guest.guestd import listeners
+from ringfence.guest.launch import fence, mounts
 from ringfence.guest.launch.syscall_rows import Closing, Hole, Slot, room
 from ringfence.shared import fast_stdlib, proc, syscalls
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.guest.guestd import mount_check
+from ringfence.shared import mount_check
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.guest.guestd.protocols import Meant
+    from ringfence.shared.mount_check import Meant
 
 ROOT = "20 1 0:30 / / ro - overlay overlay ro\n"
 

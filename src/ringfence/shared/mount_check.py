@@ -15,7 +15,16 @@ from ringfence.shared import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.guest.guestd.protocols import Meant
+    from typing import TypedDict
+
+    class Meant(TypedDict):
+        """The mounts that are meant to be at and below the writable mounts of a box, and elsewhere in it."""
+
+        places: list[tuple[str, int, int, bool]]  # target, device and inode of what is shown there, writable
+        below: list[tuple[str, str]]  # mounts of the host there, which come along: device, root in it
+        flags: bool  # whether the mount itself is read-only; else it is enforced elsewhere
+        targets: list[str] | None  # targets of all requested mounts; None: other mounts are not looked for
+        brought: list[tuple[str, str]]  # mounts of the host below their sources: device, root in it
 
 
 def opened(path: str, root: str = "/") -> int:
