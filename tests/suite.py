@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -375,6 +376,7 @@ def main() -> int:
     at_once = asked.at_once if apart else 1
     started = time.monotonic()
     print(f"{len(chosen)} parts, {at_once} at once{'' if apart else ': nothing can be kept apart here'}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the parts that run, as Ctrl-C does
     try:
         for done in run(chosen, at_once, apart=apart):
             found.append(done)
