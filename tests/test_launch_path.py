@@ -28,6 +28,10 @@ ALLOWED = {
 }
 
 
+# What chooses a backend; those of an engine load more, because an engine is not started in milliseconds.
+BACKENDS = tuple(f"backends/{name}" for name in ("__init__", "auto", "contract", "linux", "registry"))
+
+
 def heavy_after(code: str) -> set[str]:
     """Heavy modules in a fresh interpreter after `code`. -I: no user site, no variables, no working directory."""
     program = f"""
@@ -49,9 +53,11 @@ print(json.dumps(loaded))
 
 def launch_modules() -> list[str]:
     """Every module of the layers a launch goes through. Loading TOML is not launching."""
-    packages = ["values", "errors", "results", "events", "records", "policy", "plan", "wire", "backends/process"]
-    files = [f for p in packages for f in [SOURCE / "ringfence" / f"{p}.py", *(SOURCE / "ringfence" / p).rglob("*.py")]]
-    names = (f.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".") for f in files if f.exists())
+    rooms = ("shared", "policy", "plan", "wire", "host", "core", "backends/process")
+    single = ("values", "errors", "results", "events", "records", "rendering", "text", *BACKENDS)
+    files = [f for room in rooms for f in (SOURCE / "ringfence" / room).rglob("*.py")]
+    files += [SOURCE / "ringfence" / f"{name}.py" for name in single]
+    names = (f.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".") for f in files)
     return sorted(name.removesuffix(".__init__") for name in names)
 
 
