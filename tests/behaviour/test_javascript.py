@@ -108,6 +108,7 @@ ENDLESS = [
 ]
 
 
+@pytest.mark.measures  # an interrupted cell has 0.4 s to end
 @pytest.mark.parametrize("code", ENDLESS)
 def test_a_javascript_cell_past_its_time_is_interrupted_and_the_state_is_kept(box: Sandbox, code: str) -> None:
     js(box, "const x = 1").check()
@@ -117,6 +118,7 @@ def test_a_javascript_cell_past_its_time_is_interrupted_and_the_state_is_kept(bo
         assert js(box, f"{AFTER_A_TIMER}x").value == "1"
 
 
+@pytest.mark.measures  # an interrupted cell has 0.4 s to end
 @pytest.mark.parametrize("code", [ENDLESS[0], *ENDLESS[2:4]])
 def test_an_interrupt_ends_a_cell_beside_a_handler_of_the_guests(box: Sandbox, code: str) -> None:
     """The guest's handler gets the signal, and a loop after an await goes on: the session is killed and says so."""

@@ -12,7 +12,7 @@ import pytest
 
 from programs import read_program
 from ringfence import Limits, Mount, Policy, Result, Sandbox, SandboxLostError, SandboxManager
-from ringfence.host.cgroups import find
+from ringfence.host import cgroups
 from ringfence.host.placeholders import is_placeholder
 from ringfence.plan.rootfs.protected import HELD_DIRECTORIES, HELD_FILES
 
@@ -45,7 +45,7 @@ def git(folder: Path, *words: str) -> None:
 
 
 def can_stand_still() -> bool:
-    tree = find.find()
+    tree = cgroups.find()
     return tree is not None and tree.has_freezer
 
 

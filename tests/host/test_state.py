@@ -13,8 +13,7 @@ from accounts import OrdinaryUser, let_others_through
 from backends.process.children import Say, child, state_of
 from programs import read_program
 from ringfence.errors import SandboxClosedError, SandboxError, UnsupportedError
-from ringfence.host import process_id, state
-from ringfence.host.cgroups import find
+from ringfence.host import cgroups, process_id, state
 from ringfence.host.state import SweepReport
 
 
@@ -28,7 +27,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find, "remove_dead_owners", lambda _: [])
+    monkeypatch.setattr(cgroups, "remove_dead_owners", lambda _: [])
     monkeypatch.setattr(state, "_sweep_uids", lambda: 0)
 
 
@@ -250,14 +249,14 @@ def test_a_sweep_with_nothing_to_do_is_cheap(own_state: Path) -> None:
 
 def test_a_frozen_guest_of_a_killed_process_is_swept(own_state: Path) -> None:
     """D18: on cgroup v1 a frozen process survives SIGKILL, so the control arm sees it alive before the sweep."""
-    tree = find.find()
+    tree = cgroups.find()
     if tree is None:
         pytest.skip("no cgroup this user may write")
     wait, ready = os.pipe()
 
     def work(say: Say) -> None:
         state.register().note("cgroup", path=tree.path or "/")
-        group = tree.create("orphan", find.GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0))
+        group = tree.create("orphan", cgroups.GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0))
         fds = group.join_fds()
         guest = os.fork()
         if guest == 0:

@@ -11,8 +11,7 @@ import pytest
 
 from ringfence.errors import PolicyError
 from ringfence.policy import Image, Limits, Mount, Network, Policy, Quota, Rule, Secret
-from ringfence.policy.digest import canonical
-from ringfence.policy.model import mount_path
+from ringfence.policy.model import canonical, mount_path
 from ringfence.policy.secrets import origin, reveal
 
 LIMITS: Any = Limits

@@ -56,9 +56,9 @@ def facts_with(tree: Tree | None) -> HostFacts:
 
 def linux_facts() -> HostFacts:
     """Return the facts of this host with the cgroups that this process could use now. Changes nothing."""
-    from ringfence.host.cgroups import find
+    from ringfence.host import cgroups
 
-    return _read_facts(find.find_or_delegable())
+    return _read_facts(cgroups.find_or_delegable())
 
 
 def _read_facts(tree: Tree | None) -> HostFacts:

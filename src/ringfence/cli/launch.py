@@ -318,8 +318,7 @@ def _load_rest() -> None:
     import ringfence._sync.link
     import ringfence._sync.process
     import ringfence._sync.run
-    import ringfence.cli.streams
-    import ringfence.policy.digest  # noqa: F401  # as above
+    import ringfence.cli.streams  # noqa: F401  # as above
 
 
 def _collect_again() -> None:

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ringfence.host.cgroups.find import Tree
+    from ringfence.host.cgroups import Tree
 
 _TRIALS_S = 60.0  # ten trials of at most 5 s, and a slow start
 _WHOLE_S = 45.0
@@ -315,7 +315,7 @@ def _control(control: object) -> dict[str, str]:
 
 def _make_and_remove_cgroup() -> dict[str, object]:
     """Make a cgroup with limits and remove it. No systemd scope is started for this: the whole run does that."""
-    from ringfence.host.cgroups import find as groups
+    from ringfence.host import cgroups as groups
     from ringfence.host.cgroups.base import MOUNT
 
     if os.path.exists(f"{MOUNT}/cgroup.controllers"):

@@ -116,9 +116,9 @@ def sweep(timeout_s: float = 5.0) -> SweepReport:
     Costs a directory listing or two when nothing was left. Two sweeps never work at once; the second waits up to
     `timeout_s`.
     """
-    from ringfence.host.cgroups import find
+    from ringfence.host import cgroups
 
-    groups = tuple(find.remove_dead_owners(process_id.is_dead))  # guests first, so that none writes any more
+    groups = tuple(cgroups.remove_dead_owners(process_id.is_dead))  # guests first, so that none writes any more
     records = directory(_OWNERS)
     report = SweepReport()
     if any(True for _ in _dead(records)):
@@ -284,11 +284,11 @@ def _sweep_records(records: str, timeout_s: float) -> SweepReport:
 
 
 def _sweep_entries(owner: str, entries: list[Entry], groups: list[str], files: list[str]) -> None:
-    from ringfence.host.cgroups import find
+    from ringfence.host import cgroups
 
     for kind, facts in reversed(entries):
         path = str(dict(facts)["path"])
-        if kind == "cgroup" and find.remove_noted(path, owner):
+        if kind == "cgroup" and cgroups.remove_noted(path, owner):
             groups.append(path)
     for kind, facts in reversed(entries):
         remover = {"file": remove_if_same, "tree": _remove_noted_tree}.get(kind)

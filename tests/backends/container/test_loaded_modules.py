@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from programs import read_program
 from ringfence.backends import Container
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
-MOST_MODULES = 72  # 104 before; 11 of them are packages without code
+MOST_MODULES = 60  # without packages that are a docstring alone
 
 
 def test_a_run_loads_few_modules_and_none_of_the_guest(contained: Container) -> None:
@@ -20,4 +21,10 @@ def test_a_run_loads_few_modules_and_none_of_the_guest(contained: Container) -> 
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.split()
     assert [name for name in loaded if name.startswith("ringfence.guest")] == []
-    assert len(loaded) <= MOST_MODULES, loaded
+    modules = [name for name in loaded if not _is_docstring_alone(name)]
+    assert len(modules) <= MOST_MODULES, modules
+
+
+def _is_docstring_alone(name: str) -> bool:
+    package = SOURCE / name.replace(".", "/") / "__init__.py"
+    return package.exists() and len(ast.parse(package.read_text()).body) <= 1

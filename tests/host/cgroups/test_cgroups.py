@@ -22,10 +22,9 @@ from ringfence import Sandbox
 from ringfence.backends.process import pool
 from ringfence.backends.process.box import ProcessBox
 from ringfence.errors import UnsupportedError
-from ringfence.host import process_id, zygote_start
-from ringfence.host.cgroups import base, find, v1, v2
+from ringfence.host import cgroups, process_id, zygote_start
+from ringfence.host.cgroups import Group, GroupLimits, GroupUsage, Mechanisms, Tree, base, v1, v2
 from ringfence.host.cgroups import systemd as scope
-from ringfence.host.cgroups.find import Group, GroupLimits, GroupUsage, Mechanisms, Tree
 from ringfence.plan.rootfs.interpreter import interpreter
 
 LIMITS = GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0)
@@ -35,7 +34,7 @@ NOBODY_YET = 2_070_001  # outside of every range this host knows
 @pytest.fixture
 def tree() -> Iterator[Tree]:
     pool.close_all()  # spares of earlier tests have groups of this process too
-    found = find.find()
+    found = cgroups.find()
     if found is None:
         pytest.skip("no cgroup this user may write")
     yield found
@@ -123,7 +122,7 @@ def test_the_mechanisms_name_what_holds_each_limit(tree: Tree) -> None:
 
 def test_finding_a_tree_changes_nothing() -> None:
     before = sorted(os.walk(base.MOUNT))
-    find.find()
+    cgroups.find()
     assert sorted(os.walk(base.MOUNT)) == before
 
 
@@ -298,7 +297,7 @@ def test_a_group_that_exists_is_not_made_again_and_its_processes_live(tree: Tree
 
 
 def test_closing_one_tree_leaves_the_groups_of_another_tree_of_this_process(tree: Tree, group: Group) -> None:
-    other = find.find()
+    other = cgroups.find()
     assert other is not None
     fds = group.join_fds()
     with child(_sleep, join=fds) as sleeper:
@@ -344,7 +343,7 @@ def test_an_ordinary_user_without_a_delegated_group_finds_nothing() -> None:
         pytest.skip("only root can become somebody else")
 
     def look(say: Say) -> None:
-        say([find.find() is None, find.delegable() is None])
+        say([cgroups.find() is None, cgroups.delegable() is None])
 
     with child(look, uid=NOBODY_YET) as user:
         assert user.hear() == [True, True]
@@ -371,10 +370,10 @@ def test_the_dead_are_removed_and_the_living_are_left(tree: Tree, group: Group) 
     wait, ready = os.pipe()
     with child(own_and_freeze) as owner:
         name, guest = owner.hear()
-        assert find.remove_dead_owners(process_id.is_dead) == []
+        assert cgroups.remove_dead_owners(process_id.is_dead) == []
         owner.kill()
         assert state_of(guest) in "DS"  # frozen: on v1 not even SIGKILL would end it
-        removed = find.remove_dead_owners(process_id.is_dead)
+        removed = cgroups.remove_dead_owners(process_id.is_dead)
     _close([wait, ready])
     assert [path for path in removed if not path.endswith(f"/ringfence/{name}")] == []
     assert len(removed) >= 1
@@ -420,7 +419,7 @@ def test_nobody_is_in_a_group_when_both_ways_lead_elsewhere(monkeypatch: pytest.
 
 
 def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:
-    tree = find.delegable()
+    tree = cgroups.delegable()
     if tree is None:
         pytest.skip("no systemd user manager to ask")
     hog = "x = []\nwhile True: x.append(bytearray(1 << 20))"
@@ -447,7 +446,7 @@ def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:
 
 
 def test_a_process_that_runs_is_moved_to_a_scope_of_its_own() -> None:
-    tree = find.delegable()
+    tree = cgroups.delegable()
     if tree is None:
         pytest.skip("no systemd user manager to ask")
     with child(_sleep) as zygote:
@@ -548,7 +547,7 @@ def test_a_scope_with_fewer_controllers_than_its_manager_is_refused(
 
 def test_remove_noted_refuses_what_is_not_that_owners() -> None:
     assert [
-        find.remove_noted(path, "1-2-3")
+        cgroups.remove_noted(path, "1-2-3")
         for path in (
             "/sys/fs/cgroup",
             "/sys/fs/cgroup/system.slice",

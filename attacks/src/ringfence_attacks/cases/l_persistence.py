@@ -12,7 +12,7 @@ import time
 
 import ringfence
 from ringfence import UnsupportedError
-from ringfence.host.cgroups import find
+from ringfence.host import cgroups
 from ringfence.host.zygote_start import own_package
 from ringfence_attacks.arena import POLICY
 from ringfence_attacks.case import (
@@ -266,7 +266,7 @@ def stubborn_files(arm: Arm) -> Seen:
 def left_by_the_dead(arm: Arm) -> Seen:
     """Off: before the next start. The start of another program on this host sweeps too, therefore the off arm is tried
     several times."""
-    if find.find() is None:
+    if cgroups.find() is None:
         raise NotApplicable("the groups are scopes of a systemd user manager, which removes them itself")
     owner = _killed_supervisor(arm)
     for _ in range(3):

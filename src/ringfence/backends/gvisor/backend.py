@@ -24,8 +24,7 @@ from ringfence.backends.engine.rootfs import skeleton
 from ringfence.backends.gvisor import bundle, runsc
 from ringfence.backends.linux import check_pause, interpreter, linux_facts
 from ringfence.errors import Missing, UnsupportedError
-from ringfence.host import lifecycle, process_id, state
-from ringfence.host.cgroups import find
+from ringfence.host import cgroups, lifecycle, process_id, state
 from ringfence.plan.controls import ALL_ON
 from ringfence.results import Control, Usage
 from ringfence.shared import fast_stdlib
@@ -219,16 +218,16 @@ class GvisorWall:
 
 
 _lock = threading.Lock()
-_trees: dict[str, find.Tree | None] = {}  # by the name of this process, which is another after a fork
+_trees: dict[str, cgroups.Tree | None] = {}  # by the name of this process, which is another after a fork
 
 
-def _tree() -> find.Tree | None:
+def _tree() -> cgroups.Tree | None:
     """Return the cgroups of this process's sandboxes; they are removed when it exits."""
     name = process_id.name()
     with _lock:
         if name not in _trees:
             sweep()
-            _trees[name] = find.find()
+            _trees[name] = cgroups.find()
             lifecycle.at_exit(lifecycle.SANDBOXES, _close_tree)
         return _trees[name]
 

@@ -41,9 +41,9 @@ class Process(Struct):
     def facts(self) -> HostFacts:
         """Return what this host can do, with the cgroups of this process's sandboxes once there are any."""
         from ringfence.backends.process.pool import tree_in_use
-        from ringfence.host.cgroups import find
+        from ringfence.host import cgroups
 
-        return facts_with(tree_in_use() or find.find_or_delegable())
+        return facts_with(tree_in_use() or cgroups.find_or_delegable())
 
     def plan(self, policy: Policy, image: FoundImage, facts: HostFacts) -> LinuxPlan:
         """Return what a launch would do. Raises PolicyError or UnsupportedError for what cannot be kept here."""

@@ -16,7 +16,7 @@ from ringfence.backends.process.box import START_S, ProcessBox
 from ringfence.backends.process.zygote import Template, Zygote
 from ringfence.errors import RingfenceError, SandboxError, StartTimeoutError, UnsupportedError
 from ringfence.host import lifecycle, uids, zygote_start
-from ringfence.host.cgroups.find import GroupLimits, find_or_delegable
+from ringfence.host.cgroups import GroupLimits, find_or_delegable
 from ringfence.shared import fast_stdlib
 from ringfence.shared.framing import OURS, RESERVE
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ringfence.backends.process.zygote import Template
-    from ringfence.host.cgroups.find import Group, Tree
+    from ringfence.host.cgroups import Group, Tree
     from ringfence.host.uids import HeldUid
     from ringfence.plan.model import LinuxPlan
     from ringfence.plan.rootfs.interpreter import Interpreter

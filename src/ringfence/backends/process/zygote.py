@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from socket import socket
 
-    from ringfence.host.cgroups.find import Tree
+    from ringfence.host.cgroups import Tree
     from ringfence.plan.model import LinuxPlan
     from ringfence.plan.rootfs.interpreter import Interpreter
 

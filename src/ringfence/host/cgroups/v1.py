@@ -35,7 +35,7 @@ def find() -> Tree | None:
 
 
 def remove_dead_owners(is_dead: DeadTest) -> list[str]:
-    """Do what `find.remove_dead_owners` says. Thaws before it kills (D18)."""
+    """Do what `cgroups.remove_dead_owners` says. Thaws before it kills (D18)."""
     tree = find()
     if tree is None:
         return []

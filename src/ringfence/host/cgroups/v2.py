@@ -30,7 +30,7 @@ def find() -> Tree | None:
 
 
 def delegable() -> ScopeTree | None:
-    """Do what `find.delegable` says."""
+    """Do what `cgroups.delegable` says."""
     runtime = f"/run/user/{os.geteuid()}"
     manager = _manager()
     if not os.path.exists(f"{runtime}/systemd/private") or not os.path.isdir(manager):
@@ -44,7 +44,7 @@ def delegable() -> ScopeTree | None:
 
 
 def remove_dead_owners(is_dead: DeadTest) -> list[str]:
-    """Do what `find.remove_dead_owners` says, for scopes too, though systemd removes an empty scope itself."""
+    """Do what `cgroups.remove_dead_owners` says, for scopes too, though systemd removes an empty scope itself."""
     removed: list[str] = []
     parent = _parent()
     if parent is not None:
