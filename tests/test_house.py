@@ -30,9 +30,21 @@ def house() -> ModuleType:
 
 
 def test_every_number_of_the_house_is_within_its_limit(house: ModuleType) -> None:
-    numbers, _ = house.measure(house.product_files())
-    worse = {name: (number, house.LIMITS[name]) for name, number in numbers.items() if number > house.LIMITS[name]}
-    assert worse == {}, f"scripts/house --list names the places: {worse}"
+    first, later = house.by_age(house.product_files())
+    assert first
+    for files, limits in ((first, house.LIMITS), (later, house.limits_for_later(later))):
+        numbers, _ = house.measure(files)
+        worse = {name: (number, limits[name]) for name, number in numbers.items() if number > limits[name]}
+        assert worse == {}, f"scripts/house --list names the places: {worse}"
+
+
+def test_a_later_room_has_limits_in_proportion(house: ModuleType) -> None:
+    later = [house.PACKAGE / "server" / f"{n}.py" for n in range(45)]
+    first = [house.PACKAGE / "scanner.py", house.PACKAGE / "policy" / "model.py"]
+    assert house.by_age([*first, *later]) == (first, later)
+    limits = house.limits_for_later(later)
+    assert (limits["small modules"], limits["single importers"]) == (3.0, 6.0)
+    assert house.limits_for_later(later[:1])["small modules"] == 2.0
 
 
 def test_no_test_holds_a_long_program_in_a_string() -> None:
