@@ -30,6 +30,7 @@ _START_S = 0.4
 _STRAYS_S = 0.1
 _HEAR_S = 5.0  # how long the host may take to read the rest when all has ended
 _INTERRUPT_S = 0.4  # how long an interrupted cell may take to end by itself
+_JUST_ENDED_S = 0.05  # longer than a clock tick, in which processes of two jobs cannot be told apart by their age
 
 
 class Guestd:
@@ -59,6 +60,7 @@ class Guestd:
         self._reader = framing.Reader()
         self._out = bytearray()
         self._jobs: dict[int, Job] = {}
+        self._ended_sessions: list[tuple[float, int]] = []  # when a job ended, and its session
         self._lifetime_at: float | None = None
         self._idle_s: float | None = None
         self._pauses_when_idle = False
@@ -216,6 +218,8 @@ class Guestd:
     def finished(self, job: Job, **outcome: object) -> None:
         self._jobs.pop(job.id, None)
         self._idle_since = time.monotonic()
+        if job.inner_pid:
+            self._ended_sessions.append((self._idle_since, job.inner_pid))
         lost = outcome["signal"] == fast_stdlib.SIGKILL and job.why is None and self._inside.init_is_ending()
         if lost:
             outcome["why"] = "lost"  # PID 1 was killed, and the kernel killed the guest with it
@@ -275,6 +279,9 @@ class Guestd:
     def _start(self, request: Request) -> None:
         job = Job(self, request["id"], request)
         self._jobs[job.id] = job
+        now = time.monotonic()
+        self._ended_sessions = [(at, session) for at, session in self._ended_sessions if now - at < _JUST_ENDED_S]
+        job.sessions_before = [session for _, session in self._ended_sessions]
         self._resume()
         self._set_deadlines(job, request)
         if request["job"].get("image") and self.image < 0:
@@ -426,7 +433,9 @@ class Guestd:
             def others() -> list[int]:
                 return [j.inner_pid for j in self._jobs.values() if j is not job and j.inner_pid]
 
-            self._inside.kill_all_but(others, since=job.asked_at, on_stuck=lambda: self._end("tree-stuck"))
+            self._inside.kill_all_but(
+                others, since=job.asked_at, sessions=job.sessions_before, on_stuck=lambda: self._end("tree-stuck")
+            )
 
     def _clear(self) -> None:
         """Kill every process but those that make processes. A job that is requested from now on starts after that."""
@@ -434,7 +443,7 @@ class Guestd:
         for job in self._jobs.values():
             if not job.exited:
                 job.why = job.why or "caller"
-        self._inside.kill_all_but(list, since=0.0, on_stuck=lambda: self._end("tree-stuck"))
+        self._inside.kill_all_but(list, since=0.0, sessions=[], on_stuck=lambda: self._end("tree-stuck"))
 
     def _give_up(self, job: Job) -> None:
         """Give up a job that was not even started, because the guest stopped the spawner."""

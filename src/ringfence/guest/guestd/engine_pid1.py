@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ringfence.guest.guestd.job import Job
-    from ringfence.guest.guestd.protocols import Fence, Handed, Told
+    from ringfence.guest.guestd.protocols import Fence, Handed, Kept, Told
 
 
 _PLACE = "/sys"  # covered by a mount for a moment
@@ -344,10 +344,19 @@ class _Within(Inside):
         except ProcessLookupError:
             return
 
-    def kill_all_but(self, kept: Callable[[], list[int]], *, since: float, on_stuck: Callable[[], None]) -> None:
+    def kill_all_but(
+        self, kept: Callable[[], list[int]], *, since: float, sessions: list[int], on_stuck: Callable[[], None]
+    ) -> None:
         if self._asked is not None:
-            self._kills.append(lambda: self.kill_all_but(kept, since=since, on_stuck=on_stuck))
-        elif pid1.kill_all_but({"alone": [self._spawner_inner], "trees": kept(), "since": int(since * _TICKS)}):
+            self._kills.append(lambda: self.kill_all_but(kept, since=since, sessions=sessions, on_stuck=on_stuck))
+            return
+        spared: Kept = {
+            "alone": [self._spawner_inner],
+            "trees": kept(),
+            "since": int(since * _TICKS),
+            "sessions": sessions,
+        }
+        if pid1.kill_all_but(spared):
             on_stuck()
 
     def freeze(self, *, asked: bool) -> bool:

@@ -46,6 +46,7 @@ class Job:
         self.hurried = False  # whether its end was requested, before it started or while a cell ran
         self.time_is_up: str | None = None  # the reason why the cell was interrupted
         self.asked_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.sessions_before: list[int] = []  # of jobs that ended just before this job was requested
         self.inner_pid = 0
         self.why: str | None = None
         self.deadline: float | None = None

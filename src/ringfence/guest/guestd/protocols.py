@@ -83,6 +83,7 @@ class Kept(TypedDict):
     alone: list[int]
     trees: list[int]  # with their descendants
     since: int  # clock ticks since boot: older processes are spared
+    sessions: list[int]  # of jobs that ended just before: their processes that started in that very tick are spared
 
 
 class Template(TypedDict):

@@ -384,14 +384,16 @@ class Inside:
         if self._init_pidfd >= 0:
             children.signal(self._init_pidfd, fast_stdlib.SIGKILL)
 
-    def kill_all_but(self, kept: Callable[[], list[int]], *, since: float, on_stuck: Callable[[], None]) -> None:
+    def kill_all_but(
+        self, kept: Callable[[], list[int]], *, since: float, sessions: list[int], on_stuck: Callable[[], None]
+    ) -> None:
         """Kill what was started inside from `since` on (seconds since boot), but not the trees of `kept`.
 
         Calls `on_stuck` when a process does not die. A job that is just being started is waited for, because it is to
         be kept.
         """
         if self._asked is not None:
-            self._kills.append(lambda: self.kill_all_but(kept, since=since, on_stuck=on_stuck))
+            self._kills.append(lambda: self.kill_all_but(kept, since=since, sessions=sessions, on_stuck=on_stuck))
             return
         self._on_stuck = on_stuck
         if self._init is None:  # PID 1 was killed, and everything inside with it
@@ -399,7 +401,14 @@ class Inside:
             return
         try:
             self._init.send(
-                fast_stdlib.dumps({"alone": [self._spawner_inner], "trees": kept(), "since": int(since * _TICKS)})
+                fast_stdlib.dumps(
+                    {
+                        "alone": [self._spawner_inner],
+                        "trees": kept(),
+                        "since": int(since * _TICKS),
+                        "sessions": sessions,
+                    }
+                )
             )
         except OSError:
             on_stuck()

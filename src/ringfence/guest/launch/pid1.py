@@ -259,7 +259,7 @@ def _idmapper(owner: int) -> Callable[[int, int], int]:
 
 
 def kill_all_but(kept: Kept) -> int:
-    """Kill every process but `alone`, `trees` with their descendants, and processes started before `since`.
+    """Kill every process but what `kept` spares: some with their descendants, and processes of earlier jobs.
 
     Return how many are left.
 
@@ -301,6 +301,8 @@ def _victims(kept: Kept) -> set[int]:
     # A process older than the tree cannot belong to it: a server that an earlier command left running stays.
     ours = {1, os.getpid(), *kept["alone"]}  # orphans of any tree are children of PID 1
     keep |= {pid for pid, process in living.items() if process.started < kept["since"]} - ours
+    # A tick has 10 ms: an earlier command may have left a process in the tick in which this tree was requested.
+    keep |= {p for p, each in living.items() if each.started == kept["since"] and each.session in kept["sessions"]}
     grown = True
     while grown:
         more = {pid for pid, parent in parents.items() if parent in keep} - keep
