@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from benchmarks import gateway, images, inside, llm_sandbox, memory, sessions, starting, throughput, walls
+from benchmarks import engines, gateway, images, inside, llm_sandbox, memory, sessions, starting, throughput
 from benchmarks.as_user import run_as_user
 from benchmarks.measuring import Row
 from ringfence import WeakerLimitWarning
@@ -40,10 +40,10 @@ def groups(scale: float) -> dict[str, Callable[[], list[Row]]]:
         "latency": lambda: gateway.latency(times(100, 10)),
         "network": lambda: gateway.starting(times(100)),
         "inside": lambda: inside.slowdown(times(30), times(200_000, 1000)),
-        "container": lambda: walls.containers(times(20)),
+        "container": lambda: engines.containers(times(20)),
         "llm-sandbox": lambda: llm_sandbox.fresh(times(20)),
         "import": lambda: [images.importing(times(10), times(200, 20))],
-        "gvisor": lambda: walls.under_gvisor(times(20)),
+        "gvisor": lambda: engines.under_gvisor(times(20)),
     }
 
 

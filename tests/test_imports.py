@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "shared",
     ),
     "values": (),
-    "policy": ("values",),
+    "policy": ("values", "shared"),
     "plan": (*LOW, "shared"),
     "wire": ("values", "shared"),
     "host": (*LOW, "plan", "shared"),

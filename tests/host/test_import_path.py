@@ -38,9 +38,8 @@ GUESTS = "mark = 'guest'\n"
 @pytest.fixture(autouse=True)
 def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore the import state: the library never drops a folder that was shown writable."""
-    for name in ("_written", "_kinds"):
-        monkeypatch.setattr(import_path, name, {})
-    monkeypatch.setattr(import_path, "_verdicts", [{}])
+    monkeypatch.setattr(import_path, "_written", import_path.WritableFolders())
+    monkeypatch.setattr(import_path, "_kinds", {})
     path, finders, modules = sys.path[:], sys.meta_path[:], set(sys.modules)
     yield
     sys.path[:], sys.meta_path[:] = path, finders

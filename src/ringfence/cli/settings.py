@@ -6,8 +6,8 @@ import os
 
 from ringfence.cli.console import Problem
 from ringfence.cli.options import LIMITS, example
-from ringfence.policy.host_paths import within
 from ringfence.policy.model import mount_path
+from ringfence.shared.paths import is_within
 from ringfence.text import nearest
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ class Settings:
             return None
         real = os.path.realpath(path)
         for mount in self.policy.mounts:
-            if mount.mode == "rw" and within(real, os.path.realpath(source_of(mount))):
+            if mount.mode == "rw" and is_within(real, os.path.realpath(source_of(mount))):
                 raise Problem(
                     f"{name} {path} is in a folder that the guest may write, so the guest could replace the file",
                     fix=f"name a file elsewhere: {name} /tmp/{os.path.basename(path)}",
@@ -299,7 +299,7 @@ def working_folder() -> str | None:
 
 def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
     """Return where the host's `path` is inside, below the deepest mount around it. None when not shown."""
-    holders = [mount for mount in mounts if within(path, source_of(mount))]
+    holders = [mount for mount in mounts if is_within(path, source_of(mount))]
     if not holders:
         return None
     mount = max(holders, key=lambda each: len(source_of(each)))
@@ -310,7 +310,7 @@ def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
 
 def is_hidden(path: str, mounts: tuple[Mount, ...]) -> bool:
     """Return whether --hide or the policy hides the host's `path`."""
-    return any(within(path, os.path.join(source_of(mount), hidden)) for mount in mounts for hidden in mount.hide)
+    return any(is_within(path, os.path.join(source_of(mount), hidden)) for mount in mounts for hidden in mount.hide)
 
 
 def start_folder(mounts: tuple[Mount, ...]) -> str | None:
@@ -321,7 +321,7 @@ def start_folder(mounts: tuple[Mount, ...]) -> str | None:
     there = inside(here, mounts)
     if there is not None:
         return there
-    return here if any(within(mount_path(mount), here) for mount in mounts) and here != "/" else None
+    return here if any(is_within(mount_path(mount), here) for mount in mounts) and here != "/" else None
 
 
 def _split(name: str, raw: str) -> tuple[str, str | None]:
@@ -356,18 +356,18 @@ def _holders(raw: str, mounts: list[Mount]) -> list[tuple[int, str]]:
 
 def _below(path: str, folder: str) -> str | None:
     """Return `path` relative to `folder`, by name or after following links. None when `path` is elsewhere."""
-    if within(path, folder):
+    if is_within(path, folder):
         return os.path.relpath(path, folder)
     parent, name = os.path.split(path)
     real, folder = os.path.join(os.path.realpath(parent), name), os.path.realpath(folder)
-    return os.path.relpath(real, folder) if within(real, folder) else None
+    return os.path.relpath(real, folder) if is_within(real, folder) else None
 
 
 def _covered(index: int, below: str, mounts: list[Mount]) -> bool:
     """Return whether another mount covers that place of the mount `index`."""
     own = mount_path(mounts[index])
     place = os.path.normpath(os.path.join(own, below))
-    over = [mount_path(mount) for mount in mounts if within(place, mount_path(mount))]
+    over = [mount_path(mount) for mount in mounts if is_within(place, mount_path(mount))]
     return max(over, key=len) != own
 
 

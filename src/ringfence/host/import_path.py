@@ -14,7 +14,7 @@ import sys
 from _frozen_importlib_external import PathFinder  # the path-based finder of `sys.meta_path`
 
 from ringfence.plan.rootfs.interpreter import HELPERS
-from ringfence.policy.host_paths import within
+from ringfence.shared.paths import is_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +33,20 @@ IMPORTABLE = (
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _MOST_LINKS = 40  # the kernel's own limit on one path
 
-_written: dict[str, list[tuple[str, ...]]] = {}  # each writable folder, with the read-only paths in it
-# Whether a guest can write in a folder, by its name. The table is replaced whenever there are more writable folders:
-# another thread that still works with the old table leaves there what may no longer be true.
-_verdicts: list[dict[str, bool]] = [{}]
+
+class WritableFolders:
+    """The folders that guests of this process can write to, or could.
+
+    `verdicts` says whether a guest can write in a folder, by its name. The table is replaced whenever there are more
+    writable folders: another thread that still works with the old table leaves there what may no longer be true.
+    """
+
+    def __init__(self) -> None:
+        self.folders: dict[str, list[tuple[str, ...]]] = {}  # with the read-only paths in each
+        self.verdicts: dict[str, bool] = {}
+
+
+_written = WritableFolders()
 
 
 def shown_writable(sources: Iterable[str], read_only: Iterable[str] = ()) -> None:
@@ -45,10 +55,10 @@ def shown_writable(sources: Iterable[str], read_only: Iterable[str] = ()) -> Non
     No note is ever taken back: what a guest has written stays.
     """
     for source in sources:
-        inside = tuple(path for path in read_only if within(path, source))
-        if inside not in _written.setdefault(source, []):
-            _written[source].append(inside)
-            _verdicts[0] = {}
+        inside = tuple(path for path in read_only if is_within(path, source))
+        if inside not in _written.folders.setdefault(source, []):
+            _written.folders[source].append(inside)
+            _written.verdicts = {}
     guard()
 
 
@@ -60,7 +70,7 @@ def guard() -> None:
 
 def keep_first() -> None:
     """Put our finder first again, at every call: a finder that the caller put there would find a guest's modules."""
-    if _written:
+    if _written.folders:
         guard()
 
 
@@ -92,7 +102,7 @@ def untouched(folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(
         folder
         for folder in folders
-        if not guest_can_write(folder) and not any(within(one, os.path.realpath(folder)) for one in _written)
+        if not guest_can_write(folder) and not any(is_within(one, os.path.realpath(folder)) for one in _written.folders)
     )
 
 
@@ -106,7 +116,7 @@ def importable(sources: Iterable[str], read_only: Iterable[str] = ()) -> list[st
             folder = os.path.realpath(entry)  # "" is the working directory
         except OSError:  # which was removed
             continue
-        if any(within(folder, path) for path in writable) and not any(within(folder, path) for path in excepted):
+        if any(is_within(folder, path) for path in writable) and not any(is_within(folder, path) for path in excepted):
             found[folder] = None
     return list(found)
 
@@ -215,7 +225,7 @@ def _is_guests(file: str) -> bool:
 
 
 def _verdict(folder: str) -> bool:
-    known = _verdicts[0]
+    known = _written.verdicts
     found = known.get(folder)
     if found is None:
         found = known[folder] = guest_can_write(folder)
@@ -226,8 +236,8 @@ def _is_written(path: str) -> bool:
     """Return whether a path is, by its name, in a writable folder and not below a path that was read-only there."""
     above = path
     while True:
-        for read_only in _written.get(above, ()):
-            if not any(within(path, each) for each in read_only):
+        for read_only in _written.folders.get(above, ()):
+            if not any(is_within(path, each) for each in read_only):
                 return True
         if above in ("/", ""):
             return False

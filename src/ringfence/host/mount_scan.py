@@ -15,8 +15,9 @@ import sys
 import time
 
 from ringfence.plan.rootfs.protected import GIT_MARKS, NAMES
-from ringfence.policy.host_paths import open_itself, within
+from ringfence.policy.host_paths import open_itself
 from ringfence.results import Denial
+from ringfence.shared.paths import is_within
 from ringfence.text import printable
 from ringfence.values import Struct, final
 
@@ -302,11 +303,11 @@ class _Scan:
         if not text.startswith("/"):
             return _parts(text)
         place = os.path.normpath(text)
-        return _parts(os.path.relpath(place, self._root)) if within(place, self._root) else None
+        return _parts(os.path.relpath(place, self._root)) if is_within(place, self._root) else None
 
     def _unless_harmless(self, text: str) -> str | None:
         place = os.path.normpath(text)
-        return None if os.geteuid() != 0 and any(within(place, folder) for folder in _SYSTEM) else place
+        return None if os.geteuid() != 0 and any(is_within(place, folder) for folder in _SYSTEM) else place
 
     def _is_new_link(self, path: str) -> bool:
         try:
@@ -333,7 +334,7 @@ def _import_folders(root: str) -> frozenset[str]:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     named = [*sys.path, os.path.dirname(main) if isinstance(main, str) else ""]
     found = {os.path.realpath(str(folder)) for folder in named} | {root}
-    return frozenset(folder[len(root) :].lstrip("/") for folder in found if within(folder, root))
+    return frozenset(folder[len(root) :].lstrip("/") for folder in found if is_within(folder, root))
 
 
 def _shadowable() -> frozenset[str]:

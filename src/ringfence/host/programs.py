@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from ringfence.policy.host_paths import within
+from ringfence.shared.paths import is_within
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -128,7 +128,7 @@ def _of_a_project(folder: str, program: str) -> str | None:
     real = os.path.realpath(folder)
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         top = os.environ.get(name, "")
-        if os.path.isabs(top) and (within(folder, top) or within(real, os.path.realpath(top))):
+        if os.path.isabs(top) and (is_within(folder, top) or is_within(real, os.path.realpath(top))):
             return f"it belongs to the environment that {name} names"
     if os.path.lexists(f"{os.path.dirname(real)}/pyvenv.cfg"):
         return "it belongs to a virtual environment"
@@ -139,7 +139,7 @@ def _of_a_project(folder: str, program: str) -> str | None:
     except OSError:
         return None
     if here not in ("/", os.path.expanduser("~")) and any(
-        within(one, here) for one in (folder, real, os.path.realpath(program))
+        is_within(one, here) for one in (folder, real, os.path.realpath(program))
     ):
         return f"it is below the working directory, {here}"
     return None
@@ -271,7 +271,7 @@ def untouched(folders: Iterable[str]) -> list[str]:
 def _overlap(folder: str, other: str) -> bool:
     """Return whether one of the folders is, or is in, the other."""
     names = (os.path.abspath(folder), os.path.realpath(folder))
-    return any(within(name, other) or within(other, name) for name in names)
+    return any(is_within(name, other) or is_within(other, name) for name in names)
 
 
 def _note() -> str:

@@ -11,6 +11,7 @@ from ringfence.images.store import checked_name
 from ringfence.images.tar_reader import Caps, Entry, TarError, TarStream, TooLargeError, short
 from ringfence.images.tree import Beside
 from ringfence.policy import host_paths
+from ringfence.shared.paths import is_within
 from ringfence.values import FrozenMap, Struct, final, replace
 
 TYPE_CHECKING = False
@@ -761,7 +762,7 @@ def _check_source(store: Store, source: str) -> None:
         raise ImageError(f"{source} is neither a file nor a folder", code="image-source", fix="name an archive")
     if stat.S_ISDIR(mode):
         real, ours = os.path.realpath(source), os.path.realpath(store.directory)
-        if os.path.commonpath([real, ours]) == real:
+        if is_within(ours, real):
             raise ImageError(
                 f"{source} holds the store of images itself ({ours})",
                 code="image-source",

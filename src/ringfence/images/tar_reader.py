@@ -1,8 +1,7 @@
-"""Reads a tar stream of an image strictly: every header checked, every number capped, nothing opened or written.
+"""Reads the tar of an image from a file: yields what the archive says, with every number capped; writes nothing.
 
-This reader asks for bytes, skips by seeking where it can, and knows devices and set-uid bits in order to count what is
-left out. A tar that comes out of a sandbox arrives in frames instead: for it `shared/tar.py` has a reader that is fed
-with bytes, and reads headers for both. This reader yields what the archive says; the caller that applies an entry
+The headers are read by `shared.tar.Headers`, as those of transfers are. This reader asks for bytes, skips by seeking
+where it can, and accepts devices and set-uid bits in order to count what is left out. The caller that applies an entry
 decides where the entry may go, and gets the only safe spelling of a name from `parts`.
 Knows ustar, the GNU forms of long names, and PAX. Sparse files, volumes and other rare types are refused (K01).
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 from zlib import adler32
 
-from ringfence.shared.tar import BLOCK, MOST_EXTENSIONS, Refused, decimal, fields, pax_records, pax_time
+from ringfence.shared.tar import BLOCK, Headers, Refused
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _MOST_AFTER = 16 << 20  # bytes behind the last entry: tar fills a record, of 10 KiB or a little more
-_ZERO = bytes(BLOCK)
 _KINDS: dict[bytes, Kind] = {
     b"0": "file",
     b"\0": "file",
@@ -47,6 +45,12 @@ _WHY = {
     "size": "a number in a header is too large",
     "pax": "a PAX header has a malformed record",
     "sparse": "a sparse file, which is not supported",
+    "global": "a global PAX header names a path, a link or a size",
+    "name": "a header has a path that is empty or holds a NUL",
+    "two-names": "an entry has a path in a GNU header and another in a PAX header",
+    "headers": "too many extension headers before one entry",
+    "header": "an extension header of no bytes, or of more than {most:,}",
+    "cut-short": "the archive ends after a header that belongs to the next entry",
 }
 
 
@@ -141,7 +145,7 @@ class TarStream:
         self._padding = 0
         self._entries = 0
         self.size = 0  # bytes of all files so far
-        self._defaults: dict[bytes, bytes] = {}  # of a global PAX header
+        self._headers = Headers(self.caps.extension, _total)
 
     def __iter__(self) -> Iterator[Entry]:
         while (entry := self._next()) is not None:
@@ -212,59 +216,23 @@ class TarStream:
             self._discard(rest)
             self._left = self._padding = 0
         try:
-            return self._read_entry()
+            while not self._headers.has_ended:
+                found = self._headers.take(self._exactly(self._headers.wanted))
+                self._discard(self._headers.padding)
+                if found is not None:
+                    return self._entry(found)
         except Refused as error:
-            raise TarError(_WHY[error.why]) from None
+            raise TarError(_WHY[error.why].format(most=self.caps.extension)) from None
+        return None
 
-    def _read_entry(self) -> Entry | None:
-        extra = dict(self._defaults) if self._defaults else {}
-        for _ in range(MOST_EXTENSIONS):
-            block = self._exactly(BLOCK)
-            if block == _ZERO:
-                if extra != self._defaults:
-                    raise TarError("the archive ends after a header that belongs to the next entry")
-                return None
-            found = fields(block, _total)
-            if found[0] in (b"x", b"L", b"K", b"g"):
-                self._extend(found[0], self._extension(found[3]), extra)
-            else:
-                return self._entry(found, extra)
-        raise TarError("too many extension headers before one entry")
-
-    def _extension(self, size: int) -> bytes:
-        if size > self.caps.extension:
-            raise TarError(f"an extension header of {size:,} bytes; the most is {self.caps.extension:,}")
-        body = self._exactly(size)
-        self._discard(-size % BLOCK)
-        return body
-
-    def _extend(self, flag: bytes, body: bytes, extra: dict[bytes, bytes]) -> None:
-        if flag == b"L":
-            extra[b"path"] = body.partition(b"\0")[0]
-        elif flag == b"K":
-            extra[b"linkpath"] = body.partition(b"\0")[0]
-        else:
-            found = pax_records(body)
-            named = found.keys() & {b"path", b"linkpath"}
-            if flag == b"g":
-                if named or b"size" in found:
-                    raise TarError("a global PAX header names a path, a link or a size")
-                self._defaults.update(found)
-            if any(not found[key] or b"\0" in found[key] or len(found[key]) > _LONGEST for key in named):
-                raise TarError("a PAX header has a path that is empty, too long or holds a NUL")
-            extra.update(found)
-
-    def _entry(self, found: Fields, extra: dict[bytes, bytes]) -> Entry:
+    def _entry(self, found: Fields) -> Entry:
         self._entries += 1
         if self._entries > self.caps.entries:
             raise TarError(f"more than {self.caps.entries:,} entries")
         flag, raw, mode, size, mtime, target = found
-        extended = False
-        if extra:
-            raw, target = extra.get(b"path") or raw, extra.get(b"linkpath") or target
-            size = decimal(extra[b"size"]) if b"size" in extra else size
-            mtime = pax_time(extra[b"mtime"]) if b"mtime" in extra else mtime
-            extended = any(key.startswith(_ATTRIBUTES) for key in extra)
+        extended = any(key.startswith(_ATTRIBUTES) for key in self._headers.records)
+        if len(raw) > _LONGEST:
+            raise TarError(f"the name {short(raw.decode('utf-8', 'surrogateescape'))} is too long")
         name = raw.decode("utf-8", "surrogateescape")
         if not name:
             raise TarError("an entry has no name")

@@ -12,6 +12,7 @@ import stat
 from ringfence.errors import PolicyError, SandboxError
 from ringfence.host import lifecycle
 from ringfence.policy.host_paths import LinkError, without_links
+from ringfence.shared.paths import is_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,8 +137,7 @@ class StateDirectory:
         """Raise PolicyError for a mount that shows this directory: one agent would see another's workspace."""
         for index, mount in enumerate(policy.mounts):
             source = os.path.realpath(os.fspath(mount.source))
-            common = os.path.commonpath([source, self.path])
-            if common in (source, self.path):
+            if is_within(source, self.path) or is_within(self.path, source):
                 raise PolicyError(
                     f"mounts[{index}] shows {source}, which is or holds the manager's state directory {self.path}",
                     key=f"mounts[{index}]",

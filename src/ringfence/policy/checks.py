@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from ringfence.errors import PolicyError
-from ringfence.policy.host_paths import within
+from ringfence.shared.paths import is_within
 from ringfence.values import frozen_map
 
 TYPE_CHECKING = False
@@ -277,7 +277,7 @@ def guest_target(value: object, key: str) -> str:
     if found == "/":
         raise PolicyError(f"{key}: nothing can be mounted onto /", key=key, fix='choose a folder, such as "/data"')
     for reserved in _RESERVED:
-        if within(found, reserved):
+        if is_within(found, reserved):
             fix = "choose another target"
             raise PolicyError(f"{key}: {shorten(found)} is in {reserved}, which is the sandbox's own", key=key, fix=fix)
     return found

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from ringfence.errors import PolicyError
 from ringfence.policy.checks import format_size
-from ringfence.policy.host_paths import within
 from ringfence.policy.hosts import HostPattern, is_address, parse_pattern
 from ringfence.policy.model import allow_patterns
 from ringfence.policy.reach import listening_ports, ports_of
 from ringfence.policy.secrets import origin
+from ringfence.shared.paths import is_within
 from ringfence.text import bare_or_in_quotes
 from ringfence.values import Struct, final
 
@@ -235,7 +235,7 @@ def _private(ceiling: Network, request: Network) -> Iterator[tuple[str, str]]:
 def _mount(ceiling: tuple[Mount, ...], wanted: Mount, key: str) -> Iterator[tuple[str, str]]:
     """Yield what the nearest mount of the ceiling does not permit; nothing when a mount permits all of `wanted`."""
     source = str(wanted.source)
-    holders = [mount for mount in ceiling if within(source, str(mount.source))]
+    holders = [mount for mount in ceiling if is_within(source, str(mount.source))]
     if not holders:
         yield f"{key}.source", f"{bare_or_in_quotes(source)} is not shown by the policy"
         return
@@ -252,20 +252,20 @@ def _mount_faults(ceiling: Mount, wanted: Mount, key: str) -> Iterator[tuple[str
         yield f"{key}.credentials", "sources with credentials are not permitted"
     hidden = [f"{source}/{path}" for path in wanted.hide]
     for path in _inside(ceiling, ceiling.hide, source):
-        if not any(within(path, cover) for cover in hidden):
+        if not any(is_within(path, cover) for cover in hidden):
             yield f"{key}.hide", f"{bare_or_in_quotes(path)} must stay hidden"
     if wanted.mode != "rw":
         return
     kept = hidden + [f"{source}/{path}" for path in wanted.protect]
     for path in _inside(ceiling, ceiling.protect, source):
-        if not any(within(path, cover) for cover in kept):
+        if not any(is_within(path, cover) for cover in kept):
             yield f"{key}.protect", f"{bare_or_in_quotes(path)} must stay read-only"
 
 
 def _inside(ceiling: Mount, paths: list[str] | tuple[str, ...], source: str) -> list[str]:
     """Return the `paths` of a ceiling's mount that `source` contains or lies in."""
     whole = [f"{ceiling.source}/{path}" for path in paths]
-    return [path for path in whole if within(path, source) or within(source, path)]
+    return [path for path in whole if is_within(path, source) or is_within(source, path)]
 
 
 # commands and secrets

@@ -12,6 +12,7 @@ import os
 import stat
 
 from ringfence.shared import proc
+from ringfence.shared.paths import is_below, is_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,9 +91,9 @@ def stray(meant: Meant, process: str) -> str | None:
     for where, what in rows:
         if where in targets or where in _ENGINES or where.split("/")[1] in _KERNELS or where.startswith(_POLICIES):
             continue
-        if what in brought and any(where.startswith(f"{target}/") for target in targets):
+        if what in brought and any(is_below(where, target) for target in targets):
             continue
-        if any(where == root or where.startswith(f"{root}/") for root in again):
+        if any(is_within(where, root) for root in again):
             continue
         return f"{where} is a mount that was not requested"
     return None

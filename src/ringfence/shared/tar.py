@@ -3,8 +3,8 @@
 The reader takes what GNU tar, bsdtar, git and Python write. Anything else is `Refused`, with a word that says why
 (K01): nothing is guessed, and no name or number of an archive is used before it was checked.
 
-Headers of images are parsed here too (`fields`, `pax_records`). The reader of images, images/tar_reader.py, is separate
-because it reads from a file, where this reader is fed: it seeks over what it does not need, and undoes compression.
+All headers are read by `Headers`, those of images too. images/tar_reader.py adds to it what only images need: it reads
+from a file, seeks over what it does not need, and accepts kinds of entries that a transfer refuses.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
+_ZERO = bytes(BLOCK)
 FILE, DIRECTORY, SYMLINK, LINK = "file", "directory", "symlink", "link"
 _FLAGS = {FILE: b"0", DIRECTORY: b"5", SYMLINK: b"2", LINK: b"1"}
 _KINDS = {b"0": FILE, b"\0": FILE, b"1": LINK, b"2": SYMLINK, b"5": DIRECTORY}
 _DEVICES = (b"3", b"4", b"6")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
-_EXTENSIONS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL)
+_GNU_KEYS = {_LONG_NAME: b"path", _LONG_LINK: b"linkpath"}
+_EXTENSIONS = (*_GNU_KEYS, _PAX, _PAX_GLOBAL)
 _MAX_EXTENSION = 1 << 16
 _MAX_RECORDS = 1_000  # records of a PAX header
 MOST_EXTENSIONS = 8  # headers of headers before an entry, which are held in memory until it comes
@@ -123,6 +125,85 @@ def _block(name: bytes, flag: bytes, size: int, mode: int, mtime: int, link: byt
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
 
+class Headers:
+    """Reads the headers of an archive one after the other, for every reader of ours.
+
+    The caller gives `take` as many bytes as `wanted` says, then passes over `padding` bytes of the archive. Names,
+    sizes and times of extensions are applied; which kinds and names are accepted is the caller's decision.
+    """
+
+    def __init__(self, most_extension: int = _MAX_EXTENSION, total: Callable[[bytes], int] = sum) -> None:
+        self.wanted = BLOCK
+        self.padding = 0
+        self.has_ended = False  # a block of zeros was read
+        self.records: dict[bytes, bytes] = {}  # the PAX records of the entry that `take` returned
+        self._most_extension = most_extension
+        self._total = total
+        self._flag: bytes | None = None  # of the extension whose bytes come next
+        self._defaults: dict[bytes, bytes] = {}  # of a global PAX header
+        self._pax: dict[bytes, bytes] = {}
+        self._names: dict[bytes, bytes] = {}  # of GNU's extensions, by the PAX key of the same meaning
+        self._extensions = 0  # before the next entry
+
+    def take(self, data: bytes) -> Fields | None:
+        """Return an entry's fields with its extensions applied; None after an extension and at the end.
+
+        Raises Refused.
+        """
+        if self._flag is not None:
+            self._extend(self._flag, data)
+            self._flag, self.wanted, self.padding = None, BLOCK, -len(data) % BLOCK
+            return None
+        self.padding = 0
+        if data == _ZERO:
+            if self._extensions:
+                raise Refused("cut-short")
+            self.has_ended = True
+            return None
+        if self.has_ended:
+            raise Refused("after-the-end")
+        found = fields(data, self._total)
+        if found[0] not in _EXTENSIONS:
+            return self._applied(found)
+        self._extensions += 1
+        if self._extensions > MOST_EXTENSIONS:
+            raise Refused("headers", found[1])
+        if not 0 < found[3] <= self._most_extension:
+            raise Refused("header", found[1])
+        self._flag, self.wanted = found[0], found[3]
+        return None
+
+    def _extend(self, flag: bytes, data: bytes) -> None:
+        if flag in _GNU_KEYS:
+            self._names[_GNU_KEYS[flag]] = data.rstrip(b"\0")
+            found = self._names
+        else:
+            found = pax_records(data)
+            if flag == _PAX_GLOBAL and found.keys() & {b"path", b"linkpath", b"size"}:
+                raise Refused("global")
+            (self._pax if flag == _PAX else self._defaults).update(found)
+        for key in found.keys() & {b"path", b"linkpath"}:
+            if not found[key] or b"\0" in found[key]:
+                raise Refused("name", found[key])
+
+    def _applied(self, found: Fields) -> Fields:
+        flag, name, mode, size, mtime, link = found
+        if not self._extensions and not self._defaults:
+            self.records = {}
+            return found
+        twice = self._names.keys() & self._pax.keys()
+        if twice:
+            raise Refused("two-names", self._names[min(twice)])
+        self.records = {**self._defaults, **self._names, **self._pax}
+        self._pax, self._names, self._extensions = {}, {}, 0
+        name, link = self.records.get(b"path", name), self.records.get(b"linkpath", link)
+        if b"size" in self.records:
+            size = decimal(self.records[b"size"])
+        if b"mtime" in self.records:
+            mtime = pax_time(self.records[b"mtime"])
+        return flag, name, mode, size, mtime, link
+
+
 class Reader:
     """A reader that is fed with bytes and yields members, and of a file exactly as many bytes as its header says.
 
@@ -130,16 +211,10 @@ class Reader:
     """
 
     def __init__(self) -> None:
+        self._headers = Headers()
         self._held = bytearray()  # bytes of a header or an extension that is not complete
         self._left = 0  # bytes of the file that is being read
         self._skip = 0  # padding
-        self._extension: bytes | None = None
-        self._wanted = BLOCK
-        self._zeros = 0
-        self._name: bytes | None = None
-        self._link: bytes | None = None
-        self._pax: dict[bytes, bytes] = {}
-        self._extensions = 0  # extensions before the next entry
 
     def feed(self, data: bytes) -> Iterator[Member | memoryview | None]:
         view = memoryview(data)
@@ -155,85 +230,39 @@ class Reader:
                 self._skip -= count
                 view = view[count:]
             else:
-                count = min(self._wanted - len(self._held), len(view))
+                count = min(self._headers.wanted - len(self._held), len(view))
                 self._held += view[:count]
                 view = view[count:]
-                if len(self._held) == self._wanted:
+                if len(self._held) == self._headers.wanted:
                     held = bytes(self._held)
                     self._held.clear()
-                    yield from self._complete(held)
+                    found = self._headers.take(held)
+                    self._skip = self._headers.padding
+                    if found is not None:
+                        yield from self._member(found)
 
     def finish(self) -> None:
         """Check, at the end of the stream, that the archive is complete. Raises Refused when it is not."""
-        if self._left or self._held or self._extension is not None or not self._zeros:
+        if self._left or self._held or not self._headers.has_ended:
             raise Refused("cut-short")
 
-    def _complete(self, held: bytes) -> Iterator[Member | None]:
-        if self._extension is not None:
-            self._take_extension(held)
-        elif not any(held):
-            self._zeros += 1
-        elif self._zeros:
-            raise Refused("after-the-end")
-        else:
-            yield from self._take_header(held)
-
-    def _take_extension(self, held: bytes) -> None:
-        flag, self._extension = self._extension, None
-        self._skip = -len(held) % BLOCK
-        self._wanted = BLOCK
-        if flag in (_PAX, _PAX_GLOBAL):
-            records = pax_records(held)
-            if flag == _PAX:
-                self._pax.update(records)
-            elif records.keys() & {b"path", b"linkpath", b"size"}:
-                raise Refused("pax", held[:100])
-            return
-        text = held.rstrip(b"\0")
-        if b"\0" in text:
-            raise Refused("name", text)
-        if flag == _LONG_NAME:
-            self._name = text
-        else:
-            self._link = text
-
-    def _take_header(self, block: bytes) -> Iterator[Member | None]:
-        flag, name, mode, size, mtime, link = fields(block)
-        name, link = self._names(name, link)
-        if flag in _EXTENSIONS:
-            self._extensions += 1
-            if not 0 < size <= _MAX_EXTENSION or self._extensions > MOST_EXTENSIONS:
-                raise Refused("header", name)
-            self._extension = flag
-            self._wanted = size
-            return
+    def _member(self, found: Fields) -> Iterator[Member | None]:
+        flag, name, mode, size, mtime, link = found
         if flag in _DEVICES:
             raise Refused("device", name)
         kind = _KINDS.get(flag)
         if kind is None:
             raise Refused("sparse" if flag == b"S" else "type", name)
-        size = decimal(self._pax[b"size"]) if b"size" in self._pax else size
         if kind == FILE and name.endswith(b"/"):
             kind = DIRECTORY  # a name with a slash, as the first tar wrote directories
         if kind != FILE and size:
             raise Refused("size", name)
-        if b"mtime" in self._pax:
-            mtime = pax_time(self._pax[b"mtime"])
         member = Member(name, kind, size, mode, mtime, link)
-        self._name = self._link = None
-        self._pax = {}
-        self._extensions = 0
         self._left = size
         self._skip = -size % BLOCK
         yield member
         if kind == FILE and not size:
             yield None
-
-    def _names(self, name: bytes, link: bytes) -> tuple[bytes, bytes]:
-        if (self._name is not None and b"path" in self._pax) or (self._link is not None and b"linkpath" in self._pax):
-            raise Refused("two-names", self._name or self._link or b"")
-        name = self._pax.get(b"path", self._name if self._name is not None else name)
-        return name, self._pax.get(b"linkpath", self._link if self._link is not None else link)
 
 
 # ── what headers say ─────────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ import os
 import stat
 
 from ringfence.shared import openat, syscalls
+from ringfence.shared.paths import is_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Chain:
 
     def directory(self, path: str) -> int:
         """Return the directory at `path`. It belongs to the chain: do not close it; it is valid until the next call."""
-        while self._open and not f"{path}/".startswith(f"{self._open[-1][0]}/"):
+        while self._open and not is_within(path, self._open[-1][0]):
             os.close(self._open.pop()[1])
         if not path:
             return self._top

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ringfence.errors import SnapshotError
 from ringfence.shared import fast_stdlib, stamps
+from ringfence.shared.paths import is_below
 from ringfence.shared.stamps import AGAIN, DATA, END, ENTRY, GONE, UNKNOWN, Memory
 from ringfence.snapshots.content import Holder, Writer
 from ringfence.snapshots.manifest import (
@@ -399,7 +400,7 @@ def _topmost(gone: list[Entry]) -> Iterator[Entry]:
     """Yield the entries that are not removed together with a directory above."""
     last = "\0"
     for made in gone:
-        if not made.path.startswith(f"{last}/"):
+        if not is_below(made.path, last):
             yield made
             if made.kind == "d":
                 last = made.path

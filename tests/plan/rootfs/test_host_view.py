@@ -15,8 +15,8 @@ from plan.rootfs.rows import Rows, rows
 from programs import read_program
 from ringfence.plan.rootfs.host_view import view
 from ringfence.plan.rootfs.interpreter import Interpreter, interpreter
-from ringfence.policy.host_paths import within
 from ringfence.policy.model import Policy
+from ringfence.shared.paths import is_within
 from ringfence.values import replace
 
 Inside = Callable[..., str]
@@ -50,7 +50,7 @@ def binds(shown: Rows) -> list[tuple[str, str]]:
 def test_the_default_view_binds_only_usr_and_named_parts_of_etc() -> None:
     sources = [source for source, _ in binds(seen())]
     assert "/usr" in sources
-    assert [source for source in sources if not within(source, "/usr") and not within(source, "/etc")] == []
+    assert [source for source in sources if not is_within(source, "/usr") and not is_within(source, "/etc")] == []
     assert "/etc" not in sources
 
 
@@ -123,14 +123,14 @@ def test_the_guest_gets_no_import_path_but_the_library_and_installed_packages() 
 def test_the_executable_is_a_real_file_and_is_shown() -> None:
     python = interpreter()
     assert os.path.realpath(python.executable) == python.executable
-    assert within(python.executable, "/usr") or any(within(python.executable, root) for root in python.roots)
+    assert is_within(python.executable, "/usr") or any(is_within(python.executable, root) for root in python.roots)
 
 
 def test_of_a_virtual_environment_only_its_own_files_are_shown() -> None:
     python = interpreter()
     if python.prefix == python.base_prefix:
         pytest.skip("a virtual environment is missing")
-    inside = sorted(root for root in python.roots if within(root, python.prefix))
+    inside = sorted(root for root in python.roots if is_within(root, python.prefix))
     library = f"{python.prefix}/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     assert inside == sorted([f"{python.prefix}/bin", f"{python.prefix}/pyvenv.cfg", library])
 
@@ -163,7 +163,7 @@ print(json.dumps({path: names(path) for path in ("/root", "/home", "/var", "/run
 
 def _expected(path: str, python_roots: tuple[str, ...]) -> list[str]:
     """Return what a home or another closed folder may show: only the way down to the interpreter."""
-    return sorted({root[len(path) :].strip("/").split("/")[0] for root in python_roots if within(root, path)})
+    return sorted({root[len(path) :].strip("/").split("/")[0] for root in python_roots if is_within(root, path)})
 
 
 def test_nothing_of_the_host_but_the_interpreter_is_visible(inside: Inside, request: pytest.FixtureRequest) -> None:

@@ -23,8 +23,8 @@ from ringfence.backends.linux import linux_facts
 from ringfence.errors import Missing, PolicyError, SandboxLostError, UnsupportedError
 from ringfence.host import process_id, state
 from ringfence.plan.controls import ALL_ON
-from ringfence.policy.host_paths import within
 from ringfence.results import Control
+from ringfence.shared.paths import is_within
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
@@ -126,7 +126,7 @@ def _check_socket(policy: Policy, socket: str) -> None:
     path = os.path.realpath(socket)
     for index, mount in enumerate(policy.mounts):
         source = os.path.realpath(mount.source)
-        if within(path, source):
+        if is_within(path, source):
             raise PolicyError(
                 f"mounts[{index}] shows the container engine's socket {path}: a process that uses it is root here",
                 key=f"mounts[{index}]",

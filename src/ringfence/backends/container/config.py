@@ -18,7 +18,7 @@ from ringfence.backends.engine.rootfs import BoxBind
 from ringfence.errors import UnsupportedError
 from ringfence.host import process_id, state
 from ringfence.plan.rootfs.mounts import mounts_of_host
-from ringfence.policy.host_paths import within
+from ringfence.shared.paths import is_below, is_within
 from ringfence.shared.proc import PROC_SHOWN
 from ringfence.values import Struct, final
 
@@ -200,9 +200,9 @@ def _read_only_below(made: Skeleton) -> list[BoxBind]:
     for where, _ in mounts_of_host():
         for bind in made.binds:
             target = bind.target + where[len(bind.source.rstrip("/")) :]
-            if where == bind.source or not within(where, bind.source) or target in targets:
+            if where == bind.source or not is_within(where, bind.source) or target in targets:
                 continue
-            around = (each for each in made.binds if within(target, each.target))
+            around = (each for each in made.binds if is_within(target, each.target))
             nearest = max(around, key=lambda each: len(each.target))
             if nearest == bind and not bind.writable and os.path.lexists(where):  # else another mount covers it
                 found[target] = BoxBind(where, target, writable=False)
@@ -219,7 +219,7 @@ def _empty(made: Skeleton, target: str) -> str:
     """Return the path of our own empty folder or file that hides `target`."""
     folder = state.disk_directory("empty")
     for bind in reversed(made.binds):
-        if target.startswith(f"{bind.target}/") and not os.path.isdir(bind.source + target[len(bind.target) :]):
+        if is_below(target, bind.target) and not os.path.isdir(bind.source + target[len(bind.target) :]):
             path = f"{folder}/file"
             with open(path, "ab"):
                 return path

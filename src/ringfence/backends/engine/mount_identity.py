@@ -10,8 +10,8 @@ import contextlib
 import os
 
 from ringfence.errors import UnsupportedError
-from ringfence.policy.host_paths import within
 from ringfence.shared import proc
+from ringfence.shared.paths import is_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ class Meaning:
         asked = [bind for bind in binds if bind.writable or bind.inode is not None]  # read-only binds too: L16
         if not asked:
             return
-        looked_at = {bind.target: bind for bind in binds if any(within(bind.target, each.target) for each in asked)}
+        looked_at = {bind.target: bind for bind in binds if any(is_within(bind.target, each.target) for each in asked)}
         below = [
             (mount.device, mount.root)
             for mount in proc.mounts()
-            if any(within(mount.target, bind.source) for bind in looked_at.values())
+            if any(is_within(mount.target, bind.source) for bind in looked_at.values())
         ]
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -60,7 +60,7 @@ class Meaning:
         return [
             (mount.device, mount.root)
             for mount in proc.mounts()
-            if any(within(mount.target, bind.source) for bind in self._binds)
+            if any(is_within(mount.target, bind.source) for bind in self._binds)
         ]
 
     def _identity(self, bind: BoxBind) -> tuple[int, int]:

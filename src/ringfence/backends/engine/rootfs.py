@@ -10,6 +10,7 @@ import os
 
 from ringfence.errors import UnsupportedError
 from ringfence.plan.model import Bind, File, Folder, Hide, Link, Overlay, Pin, Protect
+from ringfence.shared.paths import is_below, is_within
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
@@ -121,7 +122,7 @@ class _Making:
 
     def _bind(self, source: str, target: str, *, writable: bool, inode: tuple[int, int] | None = None) -> None:
         self._binds.append(BoxBind(source, f"/{target}", writable, inode))
-        covered = any(f"/{target}".startswith(f"{bind.target}/") for bind in self._binds[:-1])
+        covered = any(is_below(f"/{target}", bind.target) for bind in self._binds[:-1])
         if not covered and target.split("/", maxsplit=1)[0] not in _OWN:
             if os.path.isdir(source):
                 self._folders[target] = None
@@ -131,7 +132,7 @@ class _Making:
     def _behind(self, target: str) -> str:
         """Return the host path that an earlier bind shows at `target`."""
         for bind in reversed(self._binds):
-            if f"/{target}" == bind.target or f"/{target}".startswith(f"{bind.target}/"):
+            if is_within(f"/{target}", bind.target):
                 return bind.source + f"/{target}"[len(bind.target) :]
         raise AssertionError(f"{target} lies in no mount")
 

@@ -14,6 +14,7 @@ import os
 from ringfence.backends.engine import guestd_bundle
 from ringfence.backends.engine.rootfs import BoxBind, write
 from ringfence.plan.controls import ALL_ON
+from ringfence.shared.paths import is_below
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -104,7 +105,7 @@ def _mounted_first(path: str, mounts: list[dict[str, Any]], *, binds: bool) -> t
             binds
             and mount["type"] == "bind"
             and "ro" in options
-            and not any(target.startswith(f"{other['destination']}/") for other in left)
+            and not any(is_below(target, other["destination"]) for other in left)
         ):
             lines.append(_line(mount["source"], f"{path}/root{target}", "none", options))
         else:
@@ -167,6 +168,6 @@ def _bind(source: str, target: str, *, writable: bool) -> dict[str, object]:
 def _cover(made: Skeleton, target: str) -> str:
     """Return the name of what covers `target`: the empty folder, or the empty file where the host has a file."""
     for bind in reversed(made.binds):
-        if target.startswith(f"{bind.target}/"):
+        if is_below(target, bind.target):
             return "empty" if os.path.isdir(bind.source + target[len(bind.target) :]) else "nothing"
     return "empty"

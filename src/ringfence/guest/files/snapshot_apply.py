@@ -11,6 +11,7 @@ import stat
 
 from ringfence.guest.files.snapshot_scan import mount_points, open_workspace
 from ringfence.shared import fast_stdlib, tree_walk
+from ringfence.shared.paths import is_below
 from ringfence.shared.stamps import CHUNK, DATA, END, RECORD
 
 TYPE_CHECKING = False
@@ -91,7 +92,7 @@ class _Restorer:
                 continue
             parent, _, name = path.rpartition("/")
             directory = self._chain.directory(parent)
-            if any(mount.startswith(f"{path}/") for mount in self._mounts):
+            if any(is_below(mount, path) for mount in self._mounts):
                 pending += [f"{path}/{below}" for below in os.listdir(self._chain.directory(path))]
                 continue
             try:

@@ -17,6 +17,7 @@ import time
 from _blake2 import blake2b
 
 from ringfence.shared import fast_stdlib, proc, stamps, tree_walk
+from ringfence.shared.paths import is_below
 from ringfence.shared.stamps import AGAIN, CHUNK, DATA, DONE, END, ENTRY, GONE, RECORD
 
 TYPE_CHECKING = False
@@ -93,7 +94,7 @@ def open_workspace() -> int:
 def mount_points() -> set[str]:
     """Return what is mounted below /workspace, relative to it: what lies there is the policy's, not the sandbox's."""
     targets = (mount.target for mount in proc.mounts())
-    return {target.removeprefix(f"{WORKSPACE}/") for target in targets if target.startswith(f"{WORKSPACE}/")}
+    return {target.removeprefix(f"{WORKSPACE}/") for target in targets if is_below(target, WORKSPACE)}
 
 
 class _Keeper:
@@ -234,7 +235,7 @@ class _Keeper:
         if self._is_mount(path):
             return True
         assert self._mounts is not None
-        return any(mount.startswith(f"{path}/") for mount in self._mounts)
+        return any(is_below(mount, path) for mount in self._mounts)
 
     def _tell(self, path: str, kind: str, info: os.stat_result, text: str, *, settled: bool) -> None:
         """Report one entry.

@@ -15,6 +15,7 @@ import struct
 from ringfence.guest.launch.syscall_rows import Hole, Slot, address_of, room
 from ringfence.shared import syscalls as k
 from ringfence.shared.mount_check import opened
+from ringfence.shared.paths import is_below
 from ringfence.shared.proc import PROC_SHOWN
 
 TYPE_CHECKING = False
@@ -105,7 +106,7 @@ class Applier:
 
     def _forget_below(self, target: str) -> None:
         """Drop what is known below a target, because a mount covers it."""
-        self._folders = {path: mode for path, mode in self._folders.items() if not path.startswith(f"{target}/")}
+        self._folders = {path: mode for path, mode in self._folders.items() if not is_below(path, target)}
 
     def _file(self, target: str) -> None:
         """Make an empty file."""

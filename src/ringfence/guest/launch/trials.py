@@ -21,6 +21,7 @@ if __name__ == "__main__":
 
 from ringfence.guest.launch import fence, mounts
 from ringfence.shared import syscalls as k
+from ringfence.shared.paths import is_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def mount_point() -> str:
     """Return an existing folder to mount over that holds no code of this process, which may yet import some."""
     code = [os.path.realpath(entry) for entry in (*sys.path, __file__, sys.prefix) if entry]
     for folder in _MOUNT_POINTS:
-        if os.path.isdir(folder) and not any(f"{path}/".startswith(f"{folder}/") for path in code):
+        if os.path.isdir(folder) and not any(is_within(path, folder) for path in code):
             return folder
     raise OSError(f"code lies below each folder to mount over: {', '.join(_MOUNT_POINTS)}")
 

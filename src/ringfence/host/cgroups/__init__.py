@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from ringfence.host.cgroups.base import MOUNT, Group, GroupLimits, GroupUsage, Mechanisms, Tree
+from ringfence.shared.paths import is_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def remove_noted(path: str, owner: str) -> bool:
     theirs = path.endswith(f"/ringfence/{owner}") or (
         name.startswith(f"ringfence-{owner}-") and name.endswith(".scope")
     )
-    if not theirs or not path.startswith(f"{MOUNT}/") or ".." in path.split("/"):
+    if not theirs or not is_below(path, MOUNT) or ".." in path.split("/"):
         return False
     from ringfence.host.cgroups import v2
 

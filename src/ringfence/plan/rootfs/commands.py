@@ -11,7 +11,7 @@ import struct
 
 from ringfence.errors import PolicyError
 from ringfence.plan.rootfs.interpreter import SHARED_STORES
-from ringfence.policy.host_paths import within
+from ringfence.shared.paths import is_below, is_within
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -382,7 +382,7 @@ class _Finder:
 
     def _bundled(self, real: str, parts: _Parts) -> None:
         for bundle in _BUNDLES:
-            if real.startswith(f"{bundle}/"):
+            if is_below(real, bundle):
                 name = real[len(bundle) + 1 :].split("/", maxsplit=1)[0]
                 parts.directories.append(f"{bundle}/{name}")
                 break
@@ -412,7 +412,7 @@ class _Finder:
             parts.directories += [path for path in named if os.path.isdir(path)]
 
     def _is_python(self, runner: str) -> bool:
-        return os.path.realpath(runner) == self.interpreter.executable and within(runner, self.interpreter.prefix)
+        return os.path.realpath(runner) == self.interpreter.executable and is_within(runner, self.interpreter.prefix)
 
 
 class _Parts:

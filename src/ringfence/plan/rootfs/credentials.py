@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 
-from ringfence.policy.host_paths import within
+from ringfence.shared.paths import is_within
 from ringfence.values import Struct, final
 
 # Paths below a home directory that hold what a person would not paste into a chat.
@@ -103,7 +103,7 @@ def holds_credentials(path: str, home: str) -> str | None:
     if not found:
         return None
     first = found[0]
-    if within(path, first.path):
+    if is_within(path, first.path):
         return f"holds {first.what}"
     names = ", ".join(sorted({os.path.relpath(one.path, path) for one in found})[:6])
     return f"holds {first.what} (found: {names})"
@@ -116,7 +116,7 @@ def holdings(path: str, home: str) -> tuple[Holding, ...]:
     """
     places = [Holding(place, what) for place, what in _ON_HOST]
     for directory in homes(home):
-        if within(path, directory) or within(directory, path):
+        if is_within(path, directory) or is_within(directory, path):
             places += [Holding(f"{directory}/{name}", what) for name, what in _IN_HOME]
     found = [place for place in places if _touches(path, place.path)]
     return (*found, *_key_file(path), *_sockets(path))
@@ -134,7 +134,7 @@ def homes(home: str) -> tuple[str, ...]:
 
 def contains_home(path: str, home: str) -> str | None:
     """Return the home directory that `path` is or contains; None when there is none."""
-    return next((one for one in homes(home) if within(one, path) and os.path.isdir(one)), None)
+    return next((one for one in homes(home) if is_within(one, path) and os.path.isdir(one)), None)
 
 
 def _touches(path: str, place: str) -> bool:
@@ -142,11 +142,11 @@ def _touches(path: str, place: str) -> bool:
 
     A place that is a link also counts where the link leads.
     """
-    if within(path, place):
+    if is_within(path, place):
         return True
-    if within(place, path):
+    if is_within(place, path):
         return os.path.lexists(place)
-    return os.path.islink(place) and within(path, os.path.realpath(place))
+    return os.path.islink(place) and is_within(path, os.path.realpath(place))
 
 
 def _key_file(path: str) -> tuple[Holding, ...]:
@@ -165,9 +165,9 @@ def _key_file(path: str) -> tuple[Holding, ...]:
 
 
 def _sockets(path: str) -> tuple[Holding, ...]:
-    if path in _SOCKET_PLACES or (within(path, "/run") and not within(path, _SOCKET_FREE)):
+    if path in _SOCKET_PLACES or (is_within(path, "/run") and not is_within(path, _SOCKET_FREE)):
         return (Holding(path, "sockets and files of other programs"),)
-    if within("/run", path):
+    if is_within("/run", path):
         return (Holding("/run", "sockets of the host's services"),)
     try:
         if stat.S_ISSOCK(os.stat(path).st_mode):
@@ -212,7 +212,7 @@ def _bound_below(path: str) -> list[Holding]:
     split = [os.path.split(name) for name in names if name.startswith("/")]
     real_folder = {folder: os.path.realpath(folder) for folder, _ in split}  # once for all sockets of a folder
     real = (os.path.join(real_folder[folder], name) for folder, name in split)
-    return [Holding(name, "a socket") for name in real if within(name, path) and _is_socket(name)]
+    return [Holding(name, "a socket") for name in real if is_within(name, path) and _is_socket(name)]
 
 
 def _is_socket(path: str) -> bool:

@@ -10,7 +10,7 @@ import os
 
 from ringfence.plan.model import Bind, Device, File, Folder, Hide, Link
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
-from ringfence.policy.host_paths import within
+from ringfence.shared.paths import is_within
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
@@ -116,7 +116,7 @@ def view(
     base = _whole_system() if policy.commands == "any" else _listed_programs(policy.commands, interpreter)
     etc = _etc()
     roots = base.roots or interpreter.roots
-    links = [Link(*link) for link in _LINKS if not any(within(one, f"/{link[1]}") for one in roots)]
+    links = [Link(*link) for link in _LINKS if not any(is_within(one, f"/{link[1]}") for one in roots)]
     around = Surroundings(
         interpreter=replace(interpreter, roots=roots),
         system=tuple((f"/{op.target}", op.source) for op in (*base.ops, *etc) if isinstance(op, Bind)),
@@ -189,7 +189,7 @@ def _is_directory(path: str) -> bool:
 
 
 def _in_any(path: str, directories: tuple[str, ...]) -> bool:
-    return any(within(path, directory) for directory in directories)
+    return any(is_within(path, directory) for directory in directories)
 
 
 def _without_mounted(mounts: tuple[Op, ...], own: tuple[Op, ...]) -> list[Op]:
@@ -246,9 +246,9 @@ def _etc() -> list[Op]:
             source = os.path.realpath(source)
         if not os.path.exists(source):
             continue
-        if within(source, "/usr"):
+        if is_within(source, "/usr"):
             ops.append(Link(source, f"etc/{name}"))
-        elif within(source, "/etc"):
+        elif is_within(source, "/etc"):
             ops.append(Bind(source, f"etc/{name}"))
     return ops
 

@@ -14,7 +14,7 @@ from ringfence.errors import ImageError, PolicyError, UnsupportedError
 from ringfence.plan.model import Bind, Folder, Link
 from ringfence.plan.rootfs.host_view import SYSTEM_PATH, View, device_ops
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
-from ringfence.policy.host_paths import within
+from ringfence.shared.paths import is_within
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -82,7 +82,7 @@ def image_view(
 
 
 def _private(target: str) -> bool:
-    return any(within(target, path) for path in PRIVATE)
+    return any(is_within(target, path) for path in PRIVATE)
 
 
 def _top_links(root: Root) -> tuple[tuple[str, str], ...]:
@@ -100,7 +100,7 @@ def _target(mount: Mount, links: tuple[tuple[str, str], ...]) -> str:
     text = os.path.abspath(os.fspath(mount.source)) if mount.target is None else str(mount.target)
     target = rooted(text)
     for link, meaning in links:
-        if within(target, link):
+        if is_within(target, link):
             target = meaning + target[len(link) :]
     return target
 

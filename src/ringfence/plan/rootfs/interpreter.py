@@ -9,7 +9,7 @@ import os
 import sys
 
 from ringfence.errors import Missing, UnsupportedError
-from ringfence.policy.host_paths import within
+from ringfence.shared.paths import is_within
 from ringfence.values import Struct, final
 
 # The packages that Ringfence uses, and their dependencies, wherever they are installed.
@@ -71,7 +71,7 @@ def interpreter() -> Interpreter:
         site_packages=site,
         sys_path=stdlib + site,
         roots=_minimal(roots),
-        programs=tuple(path for path in programs if not within(path, "/usr") and os.path.isdir(path)),
+        programs=tuple(path for path in programs if not is_within(path, "/usr") and os.path.isdir(path)),
     )
 
 
@@ -131,7 +131,7 @@ def _base_roots(base: str, name: str, executable: str, stdlib: tuple[str, ...]) 
     Links inside the installation lead to either name.
     """
     for store in SHARED_STORES:
-        if within(executable, store):
+        if is_within(executable, store):
             return (store,)
     if _holds_more_than_python(base):
         libraries = _libpythons(f"{base}/{sys.platlibdir}", name)
@@ -144,7 +144,7 @@ def _base_roots(base: str, name: str, executable: str, stdlib: tuple[str, ...]) 
 def _holds_more_than_python(prefix: str) -> bool:
     """Return whether a prefix is a home, contains a home, or is a top directory, and so is not shown as a whole."""
     home = home_directory()
-    return within(home, prefix) or prefix == f"{home}/.local" or prefix.count("/") < 2
+    return is_within(home, prefix) or prefix == f"{home}/.local" or prefix.count("/") < 2
 
 
 def _libpythons(directory: str, name: str) -> tuple[str, ...]:
@@ -157,12 +157,12 @@ def _libpythons(directory: str, name: str) -> tuple[str, ...]:
 
 def _venv_roots(prefix: str, site: tuple[str, ...]) -> tuple[str, ...]:
     """Return the files of a virtual environment. The project around the environment is not shown."""
-    packages = tuple(directory for directory in site if within(directory, prefix))
+    packages = tuple(directory for directory in site if is_within(directory, prefix))
     return (f"{prefix}/pyvenv.cfg", f"{prefix}/bin", *packages)
 
 
 def _covered(path: str, roots: tuple[str, ...]) -> bool:
-    return within(path, "/usr") or any(within(path, root) for root in roots)
+    return is_within(path, "/usr") or any(is_within(path, root) for root in roots)
 
 
 def _minimal(roots: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,8 +22,9 @@ from ringfence.plan.rootfs.protected import (
     settings_within,
     startup_files,
 )
-from ringfence.policy.host_paths import LinkError, resolve, within
+from ringfence.policy.host_paths import LinkError, resolve
 from ringfence.shared import proc
+from ringfence.shared.paths import is_below, is_within
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
@@ -59,7 +60,7 @@ def covered(source: str, target: str, names: tuple[str, ...], *, writable: bool,
     for name in names:
         relative = beneath(name, key=key)
         path = os.path.realpath(f"{source}/{relative}")
-        if path == source or not within(path, source) or not os.path.exists(path):
+        if not is_below(path, source) or not os.path.exists(path):
             continue
         link = first_link(source, relative) if writable else None
         if link is not None:
@@ -89,7 +90,7 @@ def _ways(source: str, relative: str) -> Iterator[str]:
     """
     folder, base = os.path.split(f"{source}/{relative}")
     for path in (f"{os.path.realpath(folder)}/{base}", os.path.realpath(f"{folder}/{base}")):
-        if path != source and within(path, source):
+        if is_below(path, source):
             whited = _first_missing(source, os.path.relpath(path, source))
             if whited is not None:
                 yield whited
@@ -113,7 +114,7 @@ def _first_missing(source: str, relative: str) -> str | None:
 
 
 def _outermost(names: set[str]) -> tuple[str, ...]:
-    return tuple(sorted(name for name in names if not any(within(name, other) for other in names - {name})))
+    return tuple(sorted(name for name in names if not any(is_within(name, other) for other in names - {name})))
 
 
 _MOST = 100
@@ -207,7 +208,7 @@ def _entry(index: int, mount: Mount, around: Surroundings) -> Entry:
     directory = stat.S_ISDIR(info.st_mode)
     if not directory:
         _check_file(index, mount, source)
-        if any(within(folder, target) for folder in around.folders):
+        if any(is_within(folder, target) for folder in around.folders):
             raise PolicyError(
                 f"{source} is a file, and {target} is a folder of every sandbox",
                 key=f"mounts[{index}].target",
@@ -264,10 +265,10 @@ def _check_type(mode: int, named: str, index: int, mount: Mount) -> None:
 
 def _check_source(index: int, mount: Mount, source: str, around: Surroundings) -> None:
     key = f"mounts[{index}].source"
-    if source == "/" or any(within(source, path) for path in _KERNEL):
+    if source == "/" or any(is_within(source, path) for path in _KERNEL):
         raise PolicyError(f"{source} of the host is never shown", key=key, fix="mount the folder that is needed")
     for path in (*around.state, *around.stored):
-        if within(source, path) or (path in around.state and within(path, source)):
+        if is_within(source, path) or (path in around.state and is_within(path, source)):
             raise PolicyError(
                 f"{source} holds Ringfence's own state ({path})", key=key, fix="mount a folder that does not contain it"
             )
@@ -287,12 +288,12 @@ def _check_source(index: int, mount: Mount, source: str, around: Surroundings) -
 
 def _check_writable(index: int, source: str, python: Interpreter) -> None:
     key = f"mounts[{index}].mode"
-    if any(within(source, path) or within(path, source) for path in _SYSTEM):
+    if any(is_within(source, path) or is_within(path, source) for path in _SYSTEM):
         raise PolicyError(f"{source} is part of the host's system and is never writable", key=key, fix='mode = "copy"')
     # In a larger mount these folders are made read-only. A mount of such a folder itself would leave nothing writable,
     # and we import from there (L12).
-    library = () if any(within(source, os.path.realpath(path)) for path in python.site_packages) else python.stdlib
-    if any(within(source, os.path.realpath(path)) for path in (_own_package(), *library)):
+    library = () if any(is_within(source, os.path.realpath(path)) for path in python.site_packages) else python.stdlib
+    if any(is_within(source, os.path.realpath(path)) for path in (_own_package(), *library)):
         raise PolicyError(
             f"{source} is a part of Ringfence or of Python's own library, and is never writable",
             key=key,
@@ -320,10 +321,10 @@ def _is_run_at_next_start(source: str, python: Interpreter) -> bool:
     It does from a folder of its programs, `ringfence` among them; from its packages as a whole, where it runs `.pth`
     files; and from the packages that Ringfence imports. Any other installed package may be mounted writable.
     """
-    if any(within(source, os.path.realpath(path)) for path in python.programs):
+    if any(is_within(source, os.path.realpath(path)) for path in python.programs):
         return True
     for path in map(os.path.realpath, python.site_packages):
-        if within(source, path):
+        if is_within(source, path):
             return source == path or os.path.relpath(source, path).split("/")[0].partition(".")[0] in HELPERS
     return False
 
@@ -332,13 +333,13 @@ def _check_credentials(index: int, mount: Mount, source: str, home: str) -> None
     from ringfence.plan.rootfs.credentials import contains_home, holdings, holds_credentials
 
     hidden = [f"{source}/{name.strip('/')}" for name in mount.hide]
-    found = [one for one in holdings(source, home) if not any(within(one.path, path) for path in hidden)]
+    found = [one for one in holdings(source, home) if not any(is_within(one.path, path) for path in hidden)]
     owner = contains_home(source, home)
     if not found and (owner is None or hidden):
         return
     if found:
         reason = holds_credentials(source, home) or ""
-        names = [os.path.relpath(one.path, source) for one in found if within(one.path, source) and one.path != source]
+        names = [os.path.relpath(one.path, source) for one in found if is_below(one.path, source)]
     else:
         reason, names = f"contains the home directory {owner}", []
     hiding = f"hide them ({' '.join(f'--hide {source}/{name}' for name in names[:4])}), or " if names else ""
@@ -368,9 +369,9 @@ def _target(index: int, mount: Mount, named: str, around: Surroundings) -> str:
         raise PolicyError(f"target {text!r} is not an absolute path without '..'", key=key, fix='such as "/data"')
     spelled = target = rooted(text)
     for link, meaning in around.links:
-        if within(target, link):
+        if is_within(target, link):
             target = meaning + target[len(link) :]
-    if spelled in _FIXED or target in _FIXED or any(within(target, path) for path in (*_KERNEL, *_OWN_FOLDERS)):
+    if spelled in _FIXED or target in _FIXED or any(is_within(target, path) for path in (*_KERNEL, *_OWN_FOLDERS)):
         raise PolicyError(
             f"nothing can be mounted at {spelled}: it is part of every sandbox",
             key=key,
@@ -430,11 +431,11 @@ def _is_closed(mode: int) -> bool:
 
 def _kernel_mount_below(source: str) -> str | None:
     """Return a kernel file system that is mounted below `source`: a bind is recursive and would show it too."""
-    return next((where for where, kind in mounts_of_host() if kind in _KERNEL_TYPES and within(where, source)), None)
+    return next((where for where, kind in mounts_of_host() if kind in _KERNEL_TYPES and is_within(where, source)), None)
 
 
 def _mounts_below(source: str) -> list[str]:
-    return [where for where, _ in mounts_of_host() if where != source and within(where, source)]
+    return [where for where, _ in mounts_of_host() if is_below(where, source)]
 
 
 def mounts_of_host() -> list[tuple[str, str]]:
@@ -469,7 +470,7 @@ def _with_interpreter(entries: list[Entry], around: Surroundings) -> list[Entry]
     for path in (*around.interpreter.roots, around.interpreter.prefix, _own_package(), *startup_files()):
         for position, entry in enumerate(entries):
             inside = os.path.realpath(path)
-            if entry.mode == "rw" and entry.directory and inside != entry.source and within(inside, entry.source):
+            if entry.mode == "rw" and entry.directory and is_below(inside, entry.source):
                 held.setdefault(position, []).append(os.path.relpath(inside, entry.source))
     for position, names in held.items():
         entry = entries[position]
@@ -488,7 +489,7 @@ def _own_package() -> str:
 
 
 def _cover(path: str, entries: list[Entry]) -> Entry | None:
-    around = [entry for entry in entries if within(path, entry.target)]
+    around = [entry for entry in entries if is_within(path, entry.target)]
     return max(around, key=lambda entry: len(entry.target), default=None)
 
 
@@ -515,7 +516,7 @@ def _operations(entries: list[Entry], around: Surroundings) -> Placed:
     in_box: list[Entry] = []
     for entry in entries:
         above = _cover(entry.target, [other for other in entries if other.target != entry.target])
-        private = any(within(entry.target, path) for path in PRIVATE)
+        private = any(is_within(entry.target, path) for path in PRIVATE)
         boxed = entry.idmap or entry.mode == "copy" or private or above in in_box
         if boxed:
             in_box.append(entry)
@@ -564,7 +565,7 @@ def _absent(entry: Entry) -> tuple[str, ...] | None:
     if entry.mode == "rw" or (entry.mode == "ro" and below):
         return None
     names = absent(entry.source, entry.hide, key=_key(entry, "hide"))
-    shown = [where for where in below if not any(within(where, f"{entry.source}/{name}") for name in names)]
+    shown = [where for where in below if not any(is_within(where, f"{entry.source}/{name}") for name in names)]
     if shown:
         raise PolicyError(
             f"{entry.source} cannot be shown as a copy: something is mounted below it, at {shown[0]}",
@@ -581,7 +582,7 @@ def _key(entry: Entry, field: str) -> str:
 def _bound_already(target: str, around: Surroundings) -> str | None:
     """Return the host path behind a `target` that lies in a bind of the root; None for any other target."""
     for shown, source in around.system:
-        if within(target, shown):
+        if is_within(target, shown):
             return source + target[len(shown) :]
     return None
 

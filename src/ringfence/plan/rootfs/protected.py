@@ -14,8 +14,8 @@ import sys
 
 from ringfence.errors import PolicyError
 from ringfence.plan.model import Pin, Protect
-from ringfence.policy.host_paths import within
 from ringfence.policy.secrets import read_head
+from ringfence.shared.paths import is_below, is_within
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -121,7 +121,7 @@ def protection(
     pinned: dict[str, None] = {}
     paths: list[Protected] = []
     for relative in sorted(wanted, key=lambda name: (name.count("/"), name)):
-        if any(relative.startswith(f"{one}/") for one in wanted):
+        if any(is_below(relative, one) for one in wanted):
             continue  # below a folder that is read-only as a whole
         _refuse_links(source, relative, key=key)
         if not _can_be_held(f"{source}/{relative}", key=key):
@@ -131,7 +131,7 @@ def protection(
     _refuse_second_names(source, paths, key=key)
     for one in hidden:
         relative = os.path.relpath(one.path, source)
-        if not any(relative.startswith(f"{other}/") for other in wanted):
+        if not any(is_below(relative, other) for other in wanted):
             pinned |= _ancestors(relative)
     inside = target.lstrip("/")
     ops: list[Op] = [Pin(f"{inside}/{relative}") for relative in sorted(pinned, key=lambda name: name.count("/"))]
@@ -181,7 +181,7 @@ def is_protected_source(source: str) -> str | None:
         if name in (*_GIT_DIRECTORIES, *_GIT_FILES, *_GIT_IF_PRESENT) and _may_be_git_directory(folder):
             return f"{os.path.basename(folder)}/{name}"
     for path, setting in _named_by_git(source).items():
-        if source == path or source.startswith(f"{path}/"):
+        if is_within(source, path):
             return setting
     if _is_among_modules(source) and _git_directories_below(source) is None:
         return ".git/modules"  # with so many submodules it is read-only as a whole
@@ -205,14 +205,14 @@ def _of_repositories_around(source: str) -> dict[str, bool]:
     """
     wanted: dict[str, bool] = {}
     for path, setting in _named_by_git(source).items():
-        if path.startswith(f"{source}/"):
+        if is_below(path, source):
             held = first_missing(path)  # of several missing folders only the first: a placeholder holds no other
             wanted[os.path.relpath(held, source)] = held != path or setting == HOOKS
     directories = [directory for root in _upward(source) for directory in _git_directories_of(root)]
     if _is_among_modules(source):
         directories += _git_directories_below(source) or []  # a source with too many is refused
     for directory in directories:
-        if directory.startswith(f"{source}/"):
+        if is_below(directory, source):
             wanted |= _git_paths(source, os.path.relpath(directory, source))
     return wanted
 
@@ -251,7 +251,7 @@ def _git_paths(source: str, relative: str) -> dict[str, bool]:
     if common is not None:
         held = [inside(n) for n in ("commondir", "config.worktree") if os.path.lexists(f"{source}/{inside(n)}")]
         elsewhere = {}
-        if common.startswith(f"{source}/") and _common_directory(common) is None:
+        if is_below(common, source) and _common_directory(common) is None:
             elsewhere = _git_paths(source, os.path.relpath(common, source))
         return dict.fromkeys(held, False) | elsewhere
     wanted = {inside(name): False for name in _GIT_FILES} | {inside(name): True for name in _GIT_DIRECTORIES}
@@ -603,7 +603,7 @@ _MOST_POLICIES = 1000  # policies that are checked for links
 def check_settings(source: str, home: str, *, key: str) -> None:
     """Raise PolicyError for a writable `source` that is a folder of Ringfence's settings, or lies in one."""
     for path in _settings(home):
-        if within(source, path):
+        if is_within(source, path):
             raise PolicyError(
                 f"{source} is never writable: policies of Ringfence's own are read from {path}",
                 key=key,
@@ -617,7 +617,7 @@ def settings_within(source: str, home: str, stored: tuple[str, ...]) -> tuple[st
     For a path that does not exist, return its first missing folder, with a slash at the end. `stored`: more folders to
     hold.
     """
-    found = dict.fromkeys(first_missing(path) for path in (*_settings(home), *stored) if within(path, source))
+    found = dict.fromkeys(first_missing(path) for path in (*_settings(home), *stored) if is_within(path, source))
     return tuple(os.path.relpath(path, source) + ("" if os.path.lexists(path) else "/") for path in found)
 
 
