@@ -27,6 +27,8 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a program that answers as runsc does, and a file of notes on its platforms."""
     program = tmp_path / "runsc"
     monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path), *programs.SYSTEM_FOLDERS))
+    # This folder may have the inode number of one that an earlier test mounted writable and removed.
+    monkeypatch.setattr(programs, "_writable", set())
     monkeypatch.setattr(runsc, "_found", {})
     monkeypatch.setattr(runsc, "_PROBE_S", 0.5)
     monkeypatch.setattr(runsc, "_note", lambda: str(tmp_path / "platforms.json"))
@@ -40,6 +42,7 @@ def _write(program: Path, last: str) -> None:
 
 def test_one_that_hangs_is_given_up_after_its_deadline_and_the_next_is_taken(found: Path) -> None:
     _write(found, "exit 0")
+    assert programs.look_up("runsc").passed_over == ()
     assert runsc.find() == runsc.Runsc(str(found), "fake-1", "ptrace")
 
 
