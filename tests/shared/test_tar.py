@@ -88,6 +88,16 @@ def test_a_transfer_refuses_what_follows_the_end_and_a_missing_end() -> None:
     assert transferred(block("x", b"0")) == "cut-short"
 
 
+@pytest.mark.parametrize("value", ["", "v" * 4000])
+def test_global_headers_are_bounded_together(value: str) -> None:
+    """They count until the end of the archive: a reader that kept all would grow with what it is sent."""
+    few = b"".join(pax(f"k{number % 10}", value, flag=b"g") + block(f"d{number}/", b"5") for number in range(300))
+    assert len(transferred(few + END)) == len(imported(few + END) or ()) == 300
+    many = b"".join(pax(f"k{number}", value, flag=b"g") + block(f"d{number}/", b"5") for number in range(1100))
+    assert transferred(many + END) == "globals"
+    assert imported(many + END) is None
+
+
 _PIECES = st.sampled_from(
     [
         block("././@LongLink", b"L", b"long\0"),

@@ -46,6 +46,7 @@ _WHY = {
     "pax": "a PAX header has a malformed record",
     "sparse": "a sparse file, which is not supported",
     "global": "a global PAX header names a path, a link or a size",
+    "globals": "the global PAX headers are too large together",
     "name": "a header has a path that is empty or holds a NUL",
     "two-names": "an entry has a path in a GNU header and another in a PAX header",
     "headers": "too many extension headers before one entry",

@@ -182,9 +182,17 @@ class Headers:
             if flag == _PAX_GLOBAL and found.keys() & {b"path", b"linkpath", b"size"}:
                 raise Refused("global")
             (self._pax if flag == _PAX else self._defaults).update(found)
+            if flag == _PAX_GLOBAL:
+                self._check_defaults()
         for key in found.keys() & {b"path", b"linkpath"}:
             if not found[key] or b"\0" in found[key]:
                 raise Refused("name", found[key])
+
+    def _check_defaults(self) -> None:
+        """Refuse global headers that are together more than one may be: they are kept until the archive ends."""
+        size = sum(len(key) + len(value) for key, value in self._defaults.items())
+        if len(self._defaults) > _MAX_RECORDS or size > self._most_extension:
+            raise Refused("globals")
 
     def _applied(self, found: Fields) -> Fields:
         flag, name, mode, size, mtime, link = found

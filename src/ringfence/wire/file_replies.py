@@ -46,6 +46,7 @@ _WHY = {
     "header": "its header is empty or too long",
     "headers": "it has too many headers",
     "global": "a header of all entries gives one of them a name or a size",
+    "globals": "its headers of all entries are too large together",
     "pax": "its extended header is malformed",
     "two-names": "it has two names",
     "not-text": "its name is no text, which a zip cannot hold; use a tar",
