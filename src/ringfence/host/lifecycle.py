@@ -47,10 +47,20 @@ def close_all() -> None:
 
     The functions stay registered: sandboxes may be made again.
     """
-    for _, close in sorted(_registry.at_exit, key=lambda one: one[0]):
-        close()
+    _call_each([close for _, close in sorted(_registry.at_exit, key=lambda one: one[0])])
 
 
 def _forget_all() -> None:
-    for forget in _registry.after_fork:
-        forget()
+    _call_each(list(_registry.after_fork))
+
+
+def _call_each(functions: list[Callable[[], object]]) -> None:
+    """Call every function, whatever an earlier one raises. Raises the first of their errors afterwards."""
+    errors: list[Exception] = []
+    for function in functions:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001  # another's trouble is no reason to keep what is ours
+            errors.append(error)
+    if errors:
+        raise errors[0]
