@@ -23,6 +23,7 @@ from ringfence.cli import help as help_texts
 from ringfence.cli import options
 from ringfence.cli.doctor import table
 from ringfence.doctor import Report, examine
+from ringfence.host import import_path
 from ringfence.plan.model import FoundImage, SandboxPlan
 from strangers import plant
 
@@ -222,3 +223,21 @@ def test_one_line_makes_a_backend_known_to_auto() -> None:
     plan = ringfence.Sandbox(policy=Policy(isolation="own-kernel")).plan()
     assert (plan.backend, plan.rejected["process"]) == ("vm", "it shares the host's kernel")
     assert isinstance(registry.get("vm"), Vm)
+
+
+def test_no_backend_comes_from_a_folder_that_a_guest_can_write(
+    folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry point may lead to any installed function, which a look at the backends would call (L12)."""
+    called: list[str] = []
+    monkeypatch.setattr(subprocess, "list2cmdline", lambda: called.append("by the guest"))
+    monkeypatch.setattr(import_path, "_written", import_path.WritableFolders())
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+    plant(folder, "guests", "guests", "", value="subprocess:list2cmdline")
+    assert registry.stranger_names() == ("guests",)
+    import_path.shown_writable([str(folder)])
+    assert registry.stranger_names() == ()
+    assert "guests" not in [each.name for each in examine().backends]
+    with pytest.raises(PolicyError, match="unknown backend 'guests'"):
+        prepare("guests", "host", Policy())
+    assert not called

@@ -99,9 +99,20 @@ def _reserved() -> frozenset[str]:
 
 
 def _entries() -> list[EntryPoint]:
-    from importlib.metadata import entry_points
+    """Return what other distributions name as backends; not from folders that a guest can write (L12).
 
-    return list(entry_points(group=GROUP))
+    Of two distributions with one name the first on the path counts, as everywhere in Python.
+    """
+    from importlib.metadata import distributions
+
+    from ringfence.host import import_path
+
+    first: dict[str, tuple[EntryPoint, ...]] = {}
+    for found in distributions(path=import_path.places()):
+        entries = tuple(entry for entry in found.entry_points if entry.group == GROUP)
+        if entries:
+            first.setdefault((found.name or "").lower().replace("_", "-"), entries)
+    return [entry for entries in first.values() for entry in entries]
 
 
 def _of_another_distribution(name: str) -> Backend:

@@ -126,6 +126,11 @@ def guests_folders() -> list[str]:
     return list(dict.fromkeys(entry for entry in map(str, sys.path) if entry[:1] == "/" and guest_can_write(entry)))
 
 
+def places() -> list[str]:
+    """Return the entries of `sys.path` that our own imports use: absolute, and where no guest can write or could."""
+    return [entry for entry in sys.path if _may_be_used(entry)]
+
+
 def is_installed(name: str) -> bool:
     """Return whether our own import would find a module. Where our finder refuses, `find_spec` raises."""
     from importlib.util import find_spec
