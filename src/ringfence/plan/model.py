@@ -253,6 +253,7 @@ class LinuxPlan(SandboxPlan):
     user_namespace: bool = True
     fresh: bool = False  # Python code gets a new interpreter by exec instead of the zygote's address space
     cgroup: bool = True
+    counts_on_cgroup: bool = False  # `enforcement` says that a cgroup enforces a limit: without one nothing may start
     foreign: bool = False  # the root is a stored image: once it is mounted, none of our modules may be imported (J19)
     disk: tuple[int, int] | Literal["folder"] | None = None  # the workspace's bytes and files in an image; None: memory
     python: str | None = None  # the Python of a foreign root, started anew for each run

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 import ringfence
-from ringfence import Limits, Policy
+import weaker
+from ringfence import Limits, Policy, SandboxError, UnsupportedError
+from ringfence.backends.auto import find_image
+from ringfence.backends.linux import interpreter, linux_facts
+from ringfence.backends.process import pool
+from ringfence.backends.process.backend import Process, start
 
 _LOOK = """
 import json, os, resource
@@ -34,3 +42,31 @@ def test_each_keeps_its_own_limits_whichever_came_before() -> None:
     assert (narrow[1], wide[1]) == (16 << 20, 48 << 20)
     for _ in range(2):
         assert (seen(_NARROW), seen(_WIDE)) == (narrow, wide)
+
+
+@pytest.fixture
+def pool_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The first sandbox of the process came when no cgroup could be used; now one can."""
+    pool.close_all()
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "find_or_delegable", lambda: None)
+        pool.pool(interpreter(), ())
+    yield
+    pool.close_all()
+
+
+@weaker.needs_cgroup
+@pytest.mark.usefixtures("pool_without_cgroups")
+def test_a_pool_without_cgroups_promises_none_that_appear_later() -> None:
+    assert Process().facts().memory_by is None
+    with pytest.raises(UnsupportedError, match="strict"):
+        ringfence.run("1", policy=Policy(strict=True), backend="process")
+
+
+@weaker.needs_cgroup
+@pytest.mark.usefixtures("pool_without_cgroups")
+def test_a_plan_that_counts_on_a_cgroup_starts_nothing_without_one() -> None:
+    made = Process().plan(Policy(), find_image("host"), linux_facts())
+    assert made.enforcement.memory.level == "full"
+    with pytest.raises(SandboxError, match="counts on a cgroup"):
+        start(Process(), made)

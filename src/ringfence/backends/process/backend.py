@@ -40,10 +40,9 @@ class Process(Struct):
 
     def facts(self) -> HostFacts:
         """Return what this host can do, with the cgroups of this process's sandboxes once there are any."""
-        from ringfence.backends.process.pool import tree_in_use
-        from ringfence.host import cgroups
+        from ringfence.backends.process.pool import tree_of_sandboxes
 
-        return facts_with(tree_in_use() or cgroups.find_or_delegable())
+        return facts_with(tree_of_sandboxes())
 
     def plan(self, policy: Policy, image: FoundImage, facts: HostFacts) -> LinuxPlan:
         """Return what a launch would do. Raises PolicyError or UnsupportedError for what cannot be kept here."""

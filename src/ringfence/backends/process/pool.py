@@ -400,7 +400,12 @@ class Pool:
                     os.close(fd)
 
     def _group(self, plan: LinuxPlan, box_id: str) -> Group | None:
-        if self.tree is None or not plan.cgroup:
+        if not plan.cgroup:
+            return None
+        if self.tree is None:
+            if plan.counts_on_cgroup:
+                message = "the plan counts on a cgroup, and there was none when this process began its sandboxes"
+                raise SandboxError(message, code="cgroup", fix="try again", retryable=True)
             return None
         with self._lock:
             ahead, self._ahead = self._ahead, None
@@ -616,11 +621,14 @@ def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
         return found
 
 
-def tree_in_use() -> Tree | None:
-    """Return the cgroups of this process's sandboxes, once a pool exists."""
+def tree_of_sandboxes() -> Tree | None:
+    """Return the cgroups of this process's sandboxes; before the first pool, those that this process could use now.
+
+    A pool keeps what it found: cgroups that appear later limit none of its sandboxes.
+    """
     for each in _pools.values():
         return each.tree
-    return None
+    return find_or_delegable()
 
 
 def release(view: tuple[object, ...]) -> bool:
