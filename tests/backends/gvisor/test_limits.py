@@ -12,6 +12,10 @@ from accounts import OrdinaryUser
 from backends_declared import missing
 from programs import read_program
 from ringfence import Limits, Policy, Sandbox
+from ringfence.backends.auto import find_image
+from ringfence.backends.engine.backend import own_kernel_fence
+from ringfence.backends.gvisor import backend
+from ringfence.host import cgroups
 
 HOSTILE = Policy.preset("hostile").replace(limits=Limits(timeout_s=60, disk="2M", disk_files=50, processes=20))
 COUNT = read_program("backends/limits_count.py")
@@ -86,3 +90,18 @@ def test_a_sandbox_that_traces_itself_all_the_time_is_paused_each_time() -> None
         for _ in range(150):
             box.pause()
             box.resume()
+
+
+def test_cgroups_that_only_the_process_backend_could_use_are_not_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A systemd user scope is for our zygote; runsc, started by this process, would run outside, without a limit."""
+    scope = cgroups.find()
+    if scope is None:
+        pytest.skip("no cgroup this user may write")
+    monkeypatch.setattr(backend, "_trees", {})
+    monkeypatch.setattr(cgroups, "find", lambda: None)
+    monkeypatch.setattr(cgroups, "delegable", lambda: scope)
+    gvisor = backend.Gvisor()
+    plan = gvisor.plan(Policy(), find_image("host"), gvisor.facts())
+    assert backend._tree() is None  # which is what a launch uses
+    assert plan.enforcement.memory.level == "weaker"
+    assert "DATA" in own_kernel_fence(plan).rlimits

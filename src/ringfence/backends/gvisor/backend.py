@@ -22,7 +22,7 @@ from ringfence.backends.engine.backend import (
 from ringfence.backends.engine.box import EngineBox
 from ringfence.backends.engine.rootfs import skeleton
 from ringfence.backends.gvisor import bundle, runsc
-from ringfence.backends.linux import check_pause, interpreter, linux_facts
+from ringfence.backends.linux import check_pause, facts_with, interpreter
 from ringfence.errors import Missing, UnsupportedError
 from ringfence.host import cgroups, lifecycle, process_id, state
 from ringfence.plan.controls import ALL_ON
@@ -74,7 +74,7 @@ class Gvisor(Struct):
 
     def facts(self) -> GvisorFacts:
         """Return what this host can do. The first launch tries which platform works."""
-        return GvisorFacts(linux_facts(), runsc.installed().version)
+        return GvisorFacts(facts_with(_tree_for_facts()), runsc.installed().version)
 
     def plan(self, policy: Policy, image: FoundImage, facts: GvisorFacts) -> LinuxPlan:
         """Return what a launch would do. Raises PolicyError or UnsupportedError for what cannot be kept here."""
@@ -230,6 +230,12 @@ def _tree() -> cgroups.Tree | None:
             _trees[name] = cgroups.find()
             lifecycle.at_exit(lifecycle.SANDBOXES, _close_tree)
         return _trees[name]
+
+
+def _tree_for_facts() -> cgroups.Tree | None:
+    """Return the cgroups that a launch would use. It uses no systemd scope: only the process backend's zygote can."""
+    name = process_id.name()
+    return _trees[name] if name in _trees else cgroups.find()
 
 
 def _close_tree() -> None:
