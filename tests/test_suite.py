@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -179,6 +181,23 @@ def test_a_part_that_ignores_a_signal_is_killed(monkeypatch: pytest.MonkeyPatch)
     assert [done.why for done in suite.run([part("deaf", code)], 1, apart=False)] == ["exit code -9"]
 
 
+def pid_in(file: Path) -> int:
+    """Wait for a file with a process id."""
+    deadline = time.monotonic() + 30
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return int(file.read_text())
+
+
+def ended(pid: int) -> bool:
+    """Wait until a process is gone or a zombie; return whether it is."""
+    file = Path("/proc", str(pid), "stat")
+    deadline = time.monotonic() + 30
+    while (alive := file.exists() and ") Z " not in file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive
+
+
 def test_a_part_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; import suite; suite.WORK = Path(sys.argv[1])\n"
@@ -186,16 +205,30 @@ def test_a_part_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
         "one = suite.Part('one', command, 1.0, tests=False)\n"
         "list(suite.run([one], 1, apart=False))"
     )
-    told = tmp_path / "pid"
-    with subprocess.Popen([sys.executable, "-c", code, tmp_path, told], cwd=ROOT / "tests") as process:
-        deadline = time.monotonic() + 30
-        while not told.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path, tmp_path / "pid"], cwd=ROOT / "tests") as process:
+        pid = pid_in(tmp_path / "pid")
         process.kill()
-    part_of_it = Path("/proc", told.read_text().strip(), "stat")
-    while part_of_it.exists() and " Z " not in part_of_it.read_text() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not part_of_it.exists() or " Z " in part_of_it.read_text()
+    assert ended(pid)
+
+
+def test_a_virtual_machine_ends_with_its_script(tmp_path: Path) -> None:
+    scripts = tmp_path / "tests" / "v2"
+    shutil.copytree(ROOT / "tests" / "v2", scripts)
+    key = hashlib.sha256((scripts / "build").read_bytes() + (scripts / "inside").read_bytes()).hexdigest()[:12]
+    disk = tmp_path / ".cache" / "v2" / f"bookworm-{key}" / "disk"
+    disk.parent.mkdir(parents=True)
+    disk.touch()
+    machine = tmp_path / "qemu-system-x86_64"
+    told = tmp_path / "pid"
+    machine.write_text(f"#!/bin/sh\necho $$ >{told}.part; mv {told}.part {told}; exec sleep 60\n")
+    machine.chmod(0o755)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen([scripts / "run"], env=environment) as process:
+        pid = pid_in(told)
+        process.terminate()
+    assert ended(pid)
+    assert list((tmp_path / ".cache" / "v2").glob("run.*")) == []
 
 
 def test_what_passed_counts_on_the_same_code_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
