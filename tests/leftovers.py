@@ -28,6 +28,7 @@ GUARDED = (
     "soak",
     "test_async.py",
 )
+_OF_ENGINES = ("conmon", "containerd", "docker", "podman", "runsc", "catatonit", "exe", "crun", "runc")
 _CGROUPS = Path("/sys/fs/cgroup")
 _PLACES = [Path("/run/ringfence"), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")]
 
@@ -78,11 +79,22 @@ def descendants(of: int | None = None) -> frozenset[Process]:
 def orphans() -> frozenset[Process]:
     """Return processes with Ringfence's names that PID 1 has inherited and whose library is gone.
 
-    A template outlives its zygote as long as the library lives: then it is another program's standing stock.
+    A template outlives its zygote as long as the library lives: then it is another program's standing stock. Apart
+    from other runs, PID 1 inherits from this run alone, and then names of others count too.
     """
     found = [row for pid in os.listdir("/proc") if pid.isdigit() and (row := _stat(pid))]
-    mine = [process for process, parent in found if parent == 1 and process.name.startswith("rf-")]
+    is_apart = os.getppid() == 1
+    mine = [
+        process
+        for process, parent in found
+        if parent == 1 and (process.name.startswith("rf-") or (is_apart and _is_nobodys(process)))
+    ]
     return frozenset(process for process in mine if not _library_lives(process.pid) and not _is_zombie(process.pid))
+
+
+def _is_nobodys(process: Process) -> bool:
+    """Return whether a process that PID 1 has inherited is neither this one nor an engine's, which mind themselves."""
+    return process.pid != os.getpid() and not process.name.startswith(_OF_ENGINES)
 
 
 def _is_zombie(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -71,18 +72,22 @@ class Recorder:
     """A pytest plugin that writes the outcomes to a file when the run ends."""
 
     def __init__(self, config: pytest.Config, path: Path) -> None:
-        self._config, self._path = config, path
+        self._config, self._path, self._pid = config, path, os.getpid()
         self._outcome: dict[str, str] = {}  # by test: the worst of its phases
         self._skipped: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._walls: dict[str, str] = {}
+        self._left: dict[str, None] = {}  # tests that have not ended, in order
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._walls = {item.nodeid: wall_of(item) for item in session.items}
+        self._left = dict.fromkeys(self._walls)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self._outcome[report.nodeid] = "failed"
+        elif report.skipped:  # a whole file
+            self._skip(report)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         wall = self._walls.get(report.nodeid, "none")
@@ -93,20 +98,30 @@ class Recorder:
             self._outcome[report.nodeid] = "failed"
         elif report.skipped:
             self._outcome[report.nodeid] = "skipped"
-            reason = _reason(report)
-            self._skipped[reason] = self._skipped.get(reason, 0) + 1
+            self._skip(report)
         elif before is None:
             self._outcome[report.nodeid] = "passed"
+        if report.when == "teardown":
+            self._left.pop(report.nodeid, None)
+
+    def _skip(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        reason = _reason(report)
+        self._skipped[reason] = self._skipped.get(reason, 0) + 1
 
     # Last of all: the summary is written meanwhile, and says which backends there are not.
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
+        if os.getpid() != self._pid:  # a child that a test forked: its parent knows the outcomes
+            return
+        failed = sorted(name for name, one in self._outcome.items() if one == "failed")
+        # A run that ends before its last test, by whatever exit code, has not passed.
+        failed += [f"{each} and {len(self._left) - 1} after it: not run to the end" for each in [*self._left][:1]]
         none: list[str] = []
         not_available = self._config.stash.get(NOT_AVAILABLE, none)
         found = Outcomes(
-            passed=sum(one == "passed" for one in self._outcome.values()),
+            passed=sum(one == "passed" for name, one in self._outcome.items() if name not in self._left),
             skipped=self._skipped,
-            failed=tuple(sorted(name for name, one in self._outcome.items() if one == "failed")),
+            failed=tuple(failed),
             only_in_proof=self._config.stash.get(ONLY_IN_PROOF, 0),
             not_available=tuple(not_available),
             seconds={key: round(each, 2) for key, each in sorted(self._seconds.items())},
@@ -114,7 +129,7 @@ class Recorder:
         self._path.write_text(json.dumps(dataclasses.asdict(found)))
 
 
-def _reason(report: pytest.TestReport) -> str:
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     if hasattr(report, "wasxfail"):
         return f"fails, as is known: {report.wasxfail}"
     where = report.longrepr

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -37,6 +38,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 SECONDS_OF_A_PART = 60.0
 SECONDS_OF_AN_UNKNOWN_FILE = 1.0
 LONGEST_S = 2400.0
+SECONDS_TO_END = 60.0  # after a signal that a process can ignore
 # A file whose last test judges what the others found has to stay in one piece.
 IN_ONE_PIECE = ("tests/attacks/test_mutation.py", "tests/attacks/test_engines.py")
 _CLOSING = re.compile(r"^=*\s*\d+ (passed|failed|skipped|error)")
@@ -53,6 +55,7 @@ class Part:
     load: int = 1  # of the parts that may run at once, as how many this one counts
     apart: bool = True
     environment: tuple[tuple[str, str], ...] = ()
+    may_be_empty: bool = False  # whether pytest may find no test
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +115,7 @@ def _parts_of(wall: str, rows: list[tuple[str, float]]) -> Iterator[Part]:
         nonlocal number
         name = f"{'tests' if wall == 'none' else wall} {number}"
         number += 1
-        return Part(name, (*PYTEST, *options, *more, *chosen), seconds)
+        return Part(name, (*PYTEST, *options, *more, *chosen), seconds, may_be_empty=wall != "none")
 
     for file, seconds in rows:
         if seconds > 1.5 * target and file not in IN_ONE_PIECE:
@@ -141,7 +144,7 @@ def proof_parts() -> list[Part]:
                 name = f"{file.removeprefix('tests/').removesuffix('.py')}{'' if wall == 'none' else f' {wall}'}"
                 marks = "proof or not proof" if file in IN_ONE_PIECE else "proof"
                 command = (*PYTEST, "-m", marks, "--wall", wall, file)
-                parts.append(Part(name, command, seconds, environment=large))
+                parts.append(Part(name, command, seconds, environment=large, may_be_empty=True))
     for name in ("container", "podman", "gvisor"):
         command = (*PYTEST, "-m", "everywhere", "--backend", name, "tests/behaviour")
         parts.append(Part(f"everywhere {name}", command, 300.0))
@@ -184,7 +187,9 @@ class Running:
         self._log, self._outcomes = WORK / f"{stem}.log", WORK / f"{stem}.json"
         self._outcomes.unlink(missing_ok=True)
         self._started = time.monotonic()
-        command = [*([str(ROOT / "scripts" / "apart")] if apart and part.apart else []), *part.command]
+        # A part ends with this process, also when it is killed.
+        command = ["setpriv", "--pdeathsig", "TERM"]
+        command += [*([str(ROOT / "scripts" / "apart")] if apart and part.apart else []), *part.command]
         if part.tests:
             command += ["--outcomes", str(self._outcomes)]
         with open(self._log, "wb") as log:
@@ -202,7 +207,9 @@ class Running:
         seconds = time.monotonic() - self._started
         pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
         if pid == 0:
-            if seconds > LONGEST_S:
+            if seconds > LONGEST_S + SECONDS_TO_END:
+                self._process.kill()
+            elif seconds > LONGEST_S:
                 self._process.terminate()
             return None
         code = self._process.returncode = os.waitstatus_to_exitcode(status)
@@ -210,7 +217,9 @@ class Running:
         why = ""
         if outcomes is None:
             why = f"pytest ended early, with exit code {code}"
-        elif code not in ((0, 1, 5) if self.part.tests else (0,)):
+        elif code == 5 and not self.part.may_be_empty and not outcomes.skipped:
+            why = "no test was chosen"
+        elif code not in ((0, 1, 5) if self.part.tests else (0,)) or (code == 1 and not outcomes.failed):
             why = f"exit code {code}"
         outcomes = outcomes or Outcomes()
         ok = not why and not outcomes.failed
@@ -256,21 +265,33 @@ def can_be_apart() -> bool:
 
 def state_of_the_code() -> str | None:
     """Return a name for the commit and every change on top of it; None where there is no git."""
-    commands = (["rev-parse", "HEAD"], ["diff", "HEAD"], ["ls-files", "--others", "--exclude-standard"])
+    commands = (
+        ["rev-parse", "HEAD"],
+        ["diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD"],
+        ["ls-files", "-z", "--others", "--exclude-standard"],
+    )
     told = [subprocess.run(["git", *each], cwd=ROOT, capture_output=True) for each in commands]
     if any(each.returncode != 0 for each in told):
         return None
     found = hashlib.sha256(b"\0".join(each.stdout for each in told))
-    for name in told[2].stdout.decode().splitlines():
+    for name in os.fsdecode(told[2].stdout).split("\0"):
         found.update((ROOT / name).read_bytes() if (ROOT / name).is_file() else b"")
+    found.update(repr(what_runs_it()).encode())
     return f"{told[0].stdout.decode().strip()[:12]}-{found.hexdigest()[:12]}"
+
+
+def what_runs_it() -> list[str]:
+    """Return what is not in git and decides what passes: kernel, interpreter, packages and engines."""
+    packages = sorted(f"{each.name} {each.version}" for each in importlib.metadata.distributions())
+    engines = [str(shutil.which(name)) for name in ("docker", "podman", "runsc", "qemu-system-x86_64")]
+    return [os.uname().release, str(os.geteuid()), sys.version, *packages, *engines]
 
 
 class Progress:
     """The parts that passed, on disk, for a run that is stopped and started again on the same code."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, code: str | None = None) -> None:
+        self._path, self._code = path, code
         rows = json.loads(path.read_text()) if path is not None and path.exists() else []
         self.done = [Done(**{**row, "outcomes": parsed(row["outcomes"])}) for row in rows]
 
@@ -278,7 +299,8 @@ class Progress:
         if not done.ok:
             return
         self.done.append(dataclasses.replace(done, log=""))
-        if self._path is not None:
+        changed = self._code is not None and state_of_the_code() != self._code  # since the run began
+        if self._path is not None and not changed:
             part = self._path.with_suffix(".part")
             part.write_text(json.dumps([dataclasses.asdict(each) for each in self.done]))
             part.replace(self._path)
@@ -364,8 +386,10 @@ def main() -> int:
     accounts.account()  # two parts that make it at once would disturb each other
     parts = [*test_parts(), *(proof_parts() if asked.proof else [])]
     parts = [part for part in parts if part.name.startswith(asked.only or "")]
+    if not parts:
+        parser.error(f"no part has a name that starts with {asked.only!r}")
     code = state_of_the_code() if asked.proof else None
-    progress = Progress(WORK / f"proof-{code}.state" if code else None)
+    progress = Progress(WORK / f"proof-{code}.state" if code else None, code)
     names = {part.name for part in parts}
     found = [done for done in progress.done if done.name in names]
     left_out = {part.name: why for part in parts if (why := why_not(part)) is not None}

@@ -20,7 +20,10 @@ FORBIDDEN_MODULES = frozenset(
 )
 FORBIDDEN_BUILTINS = frozenset(["__import__", "compile", "eval", "exec"])
 FORBIDDEN_CALLS = frozenset(
-    ["importlib.import_module", "os.popen", "os.system", "os.wait", "os.wait3", "pty.spawn", "runpy.run_path"]
+    """
+    asyncio.create_subprocess_shell importlib.import_module os.popen os.system os.wait os.wait3 pty.spawn
+    runpy.run_module runpy.run_path subprocess.getoutput subprocess.getstatusoutput
+    """.split()  # noqa: SIM905  # a column of words reads better than a column of quotes
 )
 
 
@@ -72,14 +75,26 @@ def is_true(node: ast.expr) -> bool:
     return not (isinstance(node, ast.Constant) and not node.value)
 
 
-def findings_in_call(call: ast.Call) -> Iterator[str]:
-    name = dotted(call.func)
+def other_names(tree: ast.AST) -> dict[str, str]:
+    """Return what `from os import system` and `import os as o` make another name of, by that name."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
+    return found
+
+
+def findings_in_call(call: ast.Call, names: dict[str, str]) -> Iterator[str]:
+    first, dot, rest = dotted(call.func).partition(".")
+    name = (names.get(first, first) + dot + rest).removeprefix("builtins.")
     last = name.rpartition(".")[2]
     if name in FORBIDDEN_BUILTINS:
         yield name
     if name in FORBIDDEN_CALLS:
         yield name
-    if last in ("waitpid", "wait4") and call.args and is_number(call.args[0], -1):
+    if last in ("waitpid", "wait4") and call.args and (is_number(call.args[0], -1) or is_number(call.args[0], 0)):
         yield "waitpid(-1)"
     if last == "waitid" and call.args and dotted(call.args[0]).endswith("P_ALL"):
         yield "waitpid(-1)"
@@ -101,13 +116,15 @@ def findings_in_list(words: ast.List) -> Iterator[str]:
 
 def findings_in(text: str, where: str) -> list[Finding]:
     found: list[Finding] = []
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    names_of = other_names(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
         elif isinstance(node, ast.Call):
-            found.extend(Finding(where, node.lineno, what) for what in findings_in_call(node))
+            found.extend(Finding(where, node.lineno, what) for what in findings_in_call(node, names_of))
             continue
         elif isinstance(node, ast.List):
             found.extend(Finding(where, node.lineno, what) for what in findings_in_list(node))
@@ -147,6 +164,12 @@ def test_no_bytes_become_code_and_no_child_of_the_caller_is_reaped() -> None:
         ("subprocess.run(line, shell=True)", ["shell=True"]),
         ("np.load(file, allow_pickle=flag)", ["allow_pickle=True"]),
         ("os.waitpid(-1, 0)", ["waitpid(-1)"]),
+        ("os.waitpid(0, 0)", ["waitpid(-1)"]),
+        ("from os import system\nsystem(line)", ["os.system"]),
+        ("import os as o\no.system(line)", ["os.system"]),
+        ("from importlib import import_module as load\nload(name)", ["importlib.import_module"]),
+        ("import builtins\nbuiltins.exec(text)", ["exec"]),
+        ("subprocess.getoutput(line)", ["subprocess.getoutput"]),
         ("os.waitid(os.P_ALL, 0, os.WEXITED)", ["waitpid(-1)"]),
         ("signal.signal(signal.SIGCHLD, f)", ["SIGCHLD handler"]),
         ('subprocess.run([sys.executable, "-c", code])', ["Python that reads the working directory"]),

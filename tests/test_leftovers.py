@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import leftovers
 import ringfence
+import suite
 from accounts import OrdinaryUser, let_others_through
 from ringfence import Sandbox
 from ringfence.backends.process import pool
@@ -121,3 +125,23 @@ def test_who_is_let_through_to_a_folder_of_a_test_finds_all_above_it_as_it_was(t
     let_others_through(own)
     modes = [path.stat().st_mode & 0o7777 for path in (shared, shared / "pytest-of-root", own.parent, own)]
     assert modes == [0o1777, 0o755, 0o755, 0o755]
+
+
+ORPHAN = """
+import subprocess, time, leftovers
+before = leftovers.count()
+subprocess.run(["sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & exec sleep 0.2"])
+print([line.split()[2] for line in leftovers.difference(before, leftovers.count())])
+"""
+
+
+@pytest.mark.skipif(not suite.can_be_apart(), reason="scripts/apart takes root")
+def test_a_process_of_any_name_that_pid_1_has_inherited_is_seen_apart() -> None:
+    paths = os.pathsep.join([str(suite.TESTS), str(suite.ROOT / "src")])
+    done = subprocess.run(
+        [suite.ROOT / "scripts" / "apart", sys.executable, "-c", ORPHAN],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("[\"'sleep'\"]\n", "")

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("src", "tests", "benchmarks", "examples")
 # A tool's word, with nothing behind it. `# noqa: X  # why` and `# type: ignore[x]  # why` are as they should be.
-_SILENT = re.compile(r"#\s*(ruff:\s*)?(noqa|type:\s*ignore|pragma:\s*no cover)[^#]*$")
+_SILENT = re.compile(r"#\s*(ruff:\s*)?(noqa|nosec|type:\s*ignore|mypy:|pragma:\s*no cover)[^#]*$")
 _LATER = re.compile(r"#.*\b(TO[D]O|FIX[M]E|XX[X]|HAC[K])\b")
 _BROAD = frozenset(["Exception", "BaseException"])
 
@@ -30,8 +30,10 @@ def without_reason(text: str) -> Iterator[tuple[int, str]]:
             said = "".join(lines[node.lineno - 1 : node.body[0].lineno])
             if "#" not in said and (_is_broad(node) or _does_nothing(node)):
                 yield node.lineno, "an error that goes nowhere"
-        if isinstance(node, ast.Call) and _is_skip(node) and not node.args and not node.keywords:
+        if isinstance(node, ast.Call) and _is_skip(node.func) and not _has_a_reason(node):
             yield node.lineno, "a skip"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from ((each.lineno, "a skip") for each in node.decorator_list if _is_skip(each))
 
 
 def _is_broad(node: ast.ExceptHandler) -> bool:
@@ -42,11 +44,21 @@ def _is_broad(node: ast.ExceptHandler) -> bool:
 
 
 def _does_nothing(node: ast.ExceptHandler) -> bool:
-    return len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
+    return all(
+        isinstance(each, ast.Pass) or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+        for each in node.body
+    )
 
 
-def _is_skip(node: ast.Call) -> bool:
-    return isinstance(node.func, ast.Attribute) and node.func.attr in ("skip", "skipif", "xfail")
+def _is_skip(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in ("skip", "skipif", "xfail", "importorskip")
+
+
+def _has_a_reason(call: ast.Call) -> bool:
+    if isinstance(call.func, ast.Attribute) and call.func.attr in ("skipif", "importorskip"):
+        return any(keyword.arg == "reason" for keyword in call.keywords)
+    said = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(not (isinstance(each, ast.Constant) and not each.value) for each in said)
 
 
 def test_everything_that_is_silenced_says_why() -> None:
@@ -69,10 +81,26 @@ def test_everything_that_is_silenced_says_why() -> None:
         "try: f()\nexcept Exception: g()",
         "try: f()\nexcept OSError:\n    pass",
         "pytest.skip()",
+        "try: f()\nexcept OSError:\n    ...",
+        "# my" + "py: ignore-errors",
     ],
 )
 def test_the_reader_sees_each_kind_and_is_content_with_a_reason(text: str) -> None:
     assert len(list(without_reason(text))) == 1
     told = text.replace("# TO" + "DO", "#").replace(": g()", ": g()  # why").replace("pass", "pass  # why")
     told = told.replace("skip()", 'skip("why")') + ("" if "why" in told or "skip" in told else "  # why")
+    assert list(without_reason(told)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("pytest.skip('')", "pytest.skip('why')"),
+        ("@pytest.mark.skip\ndef test_a(): f()", "@pytest.mark.skip('why')\ndef test_a(): f()"),
+        ("@pytest.mark.skipif(x)\ndef test_a(): f()", "@pytest.mark.skipif(x, reason='why')\ndef test_a(): f()"),
+        ("pytest.importorskip('x')", "pytest.importorskip('x', reason='why')"),
+    ],
+)
+def test_the_reader_sees_each_kind_of_skip(text: str, told: str) -> None:
+    assert [what for _, what in without_reason(text)] == ["a skip"]
     assert list(without_reason(told)) == []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -133,6 +136,132 @@ def test_an_interrupt_ends_every_part(tmp_path: Path) -> None:
     begun = time.monotonic()
     running.close()  # type: ignore[attr-defined]  # a generator
     assert time.monotonic() - begun < 10
+
+
+def outcome_of(folder: Path, text: str, **more: object) -> suite.Done:
+    """Run a file of tests as a part."""
+    path = folder / "test_some.py"
+    path.write_text(text)
+    options = ("-p", "conftest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), "-m", "not measures")
+    environment = (("PYTHONPATH", str(ROOT / "tests")),)
+    command = (*suite.PYTEST, *options, str(path))
+    (done,) = suite.run([suite.Part("some", command, 1.0, environment=environment, **more)], 1, apart=False)  # type: ignore[arg-type]  # passed on
+    return done
+
+
+LEAVES = "import pytest\ndef test_a(): pass\ndef test_b(): pytest.exit('x', returncode={code})\ndef test_c(): assert 0"
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_a_run_that_ends_before_its_last_test_has_not_passed(tmp_path: Path, code: int) -> None:
+    done = outcome_of(tmp_path, LEAVES.format(code=code))
+    assert (done.ok, done.outcomes.passed) == (False, 1)
+    assert done.outcomes.failed == ("test_some.py::test_b and 1 after it: not run to the end",)
+
+
+def test_a_part_without_tests_has_not_passed_unless_it_may_be_empty(tmp_path: Path) -> None:
+    assert outcome_of(tmp_path, "x = 1").why == "no test was chosen"
+    assert outcome_of(tmp_path, "x = 1", may_be_empty=True).ok
+
+
+def test_the_skip_of_a_whole_file_is_counted(tmp_path: Path) -> None:
+    done = outcome_of(tmp_path, "import pytest\npytest.skip('not now', allow_module_level=True)\ndef test_a(): pass")
+    assert (done.ok, done.outcomes.skipped) == (True, {"not now": 1})
+
+
+def test_a_child_of_a_test_does_not_tell_the_outcomes(tmp_path: Path) -> None:
+    text = "import os\ndef test_a():\n if not os.fork(): raise KeyboardInterrupt\n os.wait()\n os.kill(os.getpid(), 9)"
+    assert outcome_of(tmp_path, text).why == "pytest ended early, with exit code -9"
+
+
+def test_a_part_that_ignores_a_signal_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "LONGEST_S", 0.5)
+    monkeypatch.setattr(suite, "SECONDS_TO_END", 0.5)
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    assert [done.why for done in suite.run([part("deaf", code)], 1, apart=False)] == ["exit code -9"]
+
+
+def pid_in(file: Path) -> int:
+    """Wait for a file with a process id."""
+    deadline = time.monotonic() + 30
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return int(file.read_text())
+
+
+def ended(pid: int) -> bool:
+    """Wait until a process is gone or a zombie; return whether it is."""
+    file = Path("/proc", str(pid), "stat")
+    deadline = time.monotonic() + 30
+    while (alive := file.exists() and ") Z " not in file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive
+
+
+def test_a_part_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; import suite; suite.WORK = Path(sys.argv[1])\n"
+        "command = ('sh', '-c', 'echo $$ >$0.part; mv $0.part $0; exec sleep 60', sys.argv[2])\n"
+        "one = suite.Part('one', command, 1.0, tests=False)\n"
+        "list(suite.run([one], 1, apart=False))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path, tmp_path / "pid"], cwd=ROOT / "tests") as process:
+        pid = pid_in(tmp_path / "pid")
+        process.kill()
+    assert ended(pid)
+
+
+def test_a_virtual_machine_ends_with_its_script(tmp_path: Path) -> None:
+    scripts = tmp_path / "tests" / "v2"
+    shutil.copytree(ROOT / "tests" / "v2", scripts)
+    key = hashlib.sha256((scripts / "build").read_bytes() + (scripts / "inside").read_bytes()).hexdigest()[:12]
+    disk = tmp_path / ".cache" / "v2" / f"bookworm-{key}" / "disk"
+    disk.parent.mkdir(parents=True)
+    disk.touch()
+    machine = tmp_path / "qemu-system-x86_64"
+    told = tmp_path / "pid"
+    machine.write_text(f"#!/bin/sh\necho $$ >{told}.part; mv {told}.part {told}; exec sleep 60\n")
+    machine.chmod(0o755)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen([scripts / "run"], env=environment) as process:
+        pid = pid_in(told)
+        process.terminate()
+    assert ended(pid)
+    assert list((tmp_path / ".cache" / "v2").glob("run.*")) == []
+
+
+def test_what_passed_counts_on_the_same_code_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = suite.Done("good", True, Outcomes(passed=3), 1.0, 1.0)
+    path = tmp_path / "proof.state"
+    monkeypatch.setattr(suite, "state_of_the_code", lambda: "changed meanwhile")
+    suite.Progress(path, "at the start").add(done)
+    assert suite.Progress(path).done == []
+
+
+def test_every_change_has_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a", "-C", str(tmp_path))
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    (tmp_path / "a.bin").write_bytes(b"\0one")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "one")):
+        subprocess.run([*git, *words], check=True)
+    names = [suite.state_of_the_code()]
+    for name, content in (("a.bin", b"\0two"), ("ä b\nc", b"one"), ("ä b\nc", b"two")):
+        (tmp_path / name).write_bytes(content)
+        names.append(suite.state_of_the_code())
+    monkeypatch.setattr(suite, "what_runs_it", lambda: ["another kernel"])
+    names.append(suite.state_of_the_code())
+    assert len(set(names)) == 5
+
+
+def test_every_file_of_tests_has_a_name_by_which_it_is_found() -> None:
+    """Without a test in it, a file adds nothing to its part, and says nothing."""
+    tests = re.compile(r"^(async )?def test_|^class Test", re.MULTILINE)
+    paths = {str(path.relative_to(ROOT)): path for path in (ROOT / "tests").rglob("*.py")}
+    others = [name for name in paths if name == "tests/suite.py" or name.startswith("tests/programs/")]
+    found = {name for name, path in paths.items() if name not in others and tests.search(path.read_text())}
+    assert found == set(suite.files())
 
 
 needs_root = pytest.mark.skipif(not suite.can_be_apart(), reason="scripts/apart takes root")

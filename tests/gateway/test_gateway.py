@@ -14,6 +14,7 @@ import time
 import pytest
 
 import ringfence
+from gateway import hellos
 from gateway.world import World, codes, curl, listening
 from programs import read_program
 from ringfence import Network, Policy, PolicyError, Rule, Sandbox, UnsupportedError
@@ -150,6 +151,30 @@ def test_a_hello_without_a_name_passes_where_a_rule_says_that_nobody_looks(inter
             assert denial.allow == f'network.rules = [..., {{host = "{place}", protocol = "tcp"}}]'
         with internet.sandbox(internet.policy(rules=(Rule(place, protocol="tcp"),))) as box:
             assert "Verify return code: 0 (ok)" in box.exec(argv).stdout
+
+
+ENCRYPTED = hellos.made(hellos.server_name(b"web.test"), b"\xfe\x0d" + hellos.vector(2, b"x"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "sent", "code"),
+    [
+        (Rule("web.test:443"), ENCRYPTED, "net.ech"),
+        (Rule("web.test:443", protocol="tls"), b"GET / HTTP/1.1\r\nHost: web.test\r\n\r\n", "net.protocol"),
+        (Rule("web.test:443", protocol="http"), hellos.real("web.test"), "net.protocol"),
+    ],
+    ids=["an encrypted hello", "HTTP where TLS is permitted", "TLS where HTTP is permitted"],
+)
+def test_what_a_rule_does_not_permit_reaches_no_server(internet: World, rule: Rule, sent: bytes, code: str) -> None:
+    """G10: a client that hides the name of its server, or speaks another protocol, is refused by its first bytes."""
+    program = f"""
+import socket
+with socket.create_connection(("web.test", 443), timeout=15) as sock:
+    sock.sendall({sent!r})
+    sock.recv(100)
+"""
+    with internet.sandbox(internet.policy(rules=(rule,))) as box:
+        assert codes(box.run(program, timeout_s=20)) == [("web.test:443", code)]
 
 
 def test_what_is_neither_tls_nor_http_needs_a_rule(internet: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import re
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ PRODUCT = ROOT / "src" / "ringfence"
 ATTACKS = ROOT / "attacks" / "src"
 VERB = "cli/"  # `ringfence attack` is a verb of the command
 # Names of switches that tests alone would turn. Words of prose are no names.
-SWITCH = re.compile(r"loosen|mutat|weaken|attack|pytest|_TEST_|\b((for|is|in|under)_)tests?(ing)?\b", re.IGNORECASE)
+SWITCH = re.compile(
+    r"loosen|mutat|weaken|attack|pytest|unittest|_TEST_|\b((for|is|in|under)_)tests?(ing)?\b", re.IGNORECASE
+)
 
 
 def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -39,6 +42,8 @@ def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield line, alias.name
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
             yield line, node.value
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bytes) and b" " not in node.value:
+            yield line, node.value.decode("latin-1")
 
 
 def product() -> Iterator[tuple[str, ast.Module]]:
@@ -86,6 +91,84 @@ def test_with_that_object_everything_stands() -> None:
     anything = {"anything": object()}
     assert [name for name in stages if getattr(ALL_ON, name)(anything) is not anything] == []
     assert set(stages) == {"plan", "container", "bundle"}
+
+
+def asked_of_controls(tree: ast.AST) -> Iterator[str]:
+    """Yield each expression that finds out which object of controls stands; a stage or a field alone may be used."""
+    known = {*Controls.__fields__, "plan", "container", "bundle"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            used = [] if node.attr in known else [node.value]
+        elif isinstance(node, ast.Compare):
+            used = [node.left, *node.comparators]
+        elif isinstance(node, ast.BoolOp):
+            used = node.values
+        elif isinstance(node, ast.UnaryOp):
+            used = [node.operand]
+        elif isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+            used = [node.test]
+        elif isinstance(node, ast.Match):
+            used = [node.subject]
+        elif isinstance(node, ast.FormattedValue):
+            used = [node.value]
+        elif isinstance(node, ast.Call):
+            built_in = isinstance(node.func, ast.Name) and hasattr(builtins, node.func.id)
+            used = node.args if built_in else []
+        else:
+            continue
+        if any(_is_controls(each) for each in used):
+            yield ast.unparse(node)
+
+
+def _is_controls(node: ast.expr) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name in ("controls", "_controls", "Controls", "ALL_ON")
+
+
+def test_no_branch_asks_which_controls_stand() -> None:
+    found = [(where, what) for where, tree in product() for what in asked_of_controls(tree)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "controls is not ALL_ON",
+        "order.controls == ALL_ON",
+        "isinstance(controls, Controls)",
+        "type(self.controls)",
+        "hasattr(controls, 'left_out')",
+        "getattr(controls, name)",
+        "controls.left_out",
+        "controls.__class__",
+        "1 if controls else 2",
+        "not controls",
+        "f'{controls}'",
+    ],
+)
+def test_the_reader_of_controls_sees_each_question(text: str) -> None:
+    assert [*asked_of_controls(ast.parse(text))] != []
+
+
+def test_the_reader_of_controls_lets_stages_and_fields_be_used() -> None:
+    text = "made = order.controls.plan(plan)\nif controls.mount_flags and x: f(made, controls, controls=self.controls)"
+    assert [*asked_of_controls(ast.parse(text))] == []
+
+
+# Each variable of ours that the product names: none turns something off.
+VARIABLES = {
+    "RINGFENCE_CONFORMANCE_SECRET": "a value that a check hides from a guest",
+    "RINGFENCE_DOOR": "where guestd of an engine's sandbox finds its channel",
+    "RINGFENCE_KEY": "what guestd shows there",
+    "RINGFENCE_TRIAL_FILTER": "given by the doctor to the programs of its trials",
+    "RINGFENCE_TRIAL_PYTHON": "the same",
+    "RINGFENCE_TRIAL_UID": "the same",
+}
+
+
+def test_no_other_variable_of_ours_is_named() -> None:
+    sources = [path.read_text() for path in PRODUCT.rglob("*.py")]
+    assert {name for text in sources for name in re.findall(r"RINGFENCE_[A-Z_]+", text)} == VARIABLES.keys()
 
 
 def test_controls_cannot_be_changed() -> None:
@@ -142,6 +225,8 @@ def test_a_parameter_for_controls_is_all_on_by_default() -> None:
         ("os.environ.get('RINGFENCE_TEST_MUTATE')", "RINGFENCE_TEST_MUTATE"),
         ("from ringfence_attacks.controls import Lacking", "ringfence_attacks.controls"),
         ("launch(plan, under_attack=True)", "under_attack"),
+        ("'unittest' in sys.modules", "unittest"),
+        ("b'pytest' in command_line", "pytest"),
     ],
 )
 def test_the_reader_of_names_sees_each_kind(text: str, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tracemalloc
 from collections.abc import Callable
@@ -85,3 +86,20 @@ def test_a_tree_of_many_names_is_removed_in_pieces(tmp_path: Path, monkeypatch: 
     tree_walk.remove_tree(fd, "top")
     os.close(fd)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_is_no_directory_on_a_way_where_the_kernel_lacks_openat2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There O_NOFOLLOW follows a link of /proc, so the link is read and refused before (J18)."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    monkeypatch.setattr("ringfence.shared.syscalls.has_openat2", lambda: False)
+    top = os.open(tmp_path, os.O_PATH)
+    try:
+        os.close(tree_walk.enter(top, [b"folder"], 0))
+        with pytest.raises(OSError, match="symbolic links") as caught:
+            tree_walk.enter(top, [b"link"], 0)
+    finally:
+        os.close(top)
+    assert caught.value.errno == errno.ELOOP

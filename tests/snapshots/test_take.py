@@ -143,6 +143,13 @@ def test_a_stream_that_no_honest_worker_sends_is_refused(store: Store, stream: b
     one.close()
 
 
+def test_content_that_was_not_asked_for_is_refused_before_a_byte_is_kept(tmp_path: Path) -> None:
+    one = taking(Store(f"{tmp_path}/none"), contents=False)
+    with pytest.raises(SnapshotError, match="not asked for"):
+        one.feed(told("f", size=1))
+    one.close()
+
+
 @pytest.mark.parametrize("stream", [b"", told("d", "d"), told("d", "d") + ended()[:-1], told("a/b", "d") + ended()])
 def test_a_stream_without_an_end_or_a_tree_is_refused(store: Store, stream: bytes) -> None:
     one = taking(store)

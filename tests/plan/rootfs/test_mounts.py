@@ -438,6 +438,38 @@ def test_the_callers_own_python_inside_a_writable_mount_is_read_only(folder: Pat
     assert ["protect", f"{folder}/.venv"[1:]] in box
 
 
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("bin", "at its next start"),
+        ("site", "at its next start"),
+        ("site/h11", "at its next start"),
+        ("site/h11.py", "at its next start"),
+        ("site/other", None),
+    ],
+)
+def test_what_the_callers_python_takes_at_its_next_start_is_never_writable(
+    folder: Path, source: str, why: str | None
+) -> None:
+    """Its programs, its packages as a whole, and those that Ringfence imports (L18)."""
+    (folder / "bin").mkdir()
+    for name in ("h11", "other"):
+        (folder / "site" / name).mkdir(parents=True)
+    (folder / "site" / "h11.py").touch()
+    python = replace(python_in(), programs=(str(folder / "bin"),), site_packages=(str(folder / "site"),))
+
+    def asked() -> None:
+        mount = Mount(str(folder / source), "/data", "rw")
+        view(Policy(mounts=(mount,)), python, uid=1000, home="/home/nobody-of-that-name", state=(), stored=())
+
+    if why is None:
+        asked()
+    else:
+        with pytest.raises(PolicyError, match=why) as caught:
+            asked()
+        assert caught.value.key == "mounts[0].mode"
+
+
 def test_the_callers_own_python_inside_a_copy_is_the_copy(folder: Path) -> None:
     (folder / ".venv" / "bin").mkdir(parents=True)
     template, box = added(seen(Mount(str(folder), mode="copy"), roots=(f"{folder}/.venv/bin",)))
