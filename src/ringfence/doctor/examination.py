@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ringfence.values import Json
 
 _ASK = "ringfence doctor"
-_MOST_SAID = 200
 
 
 @final
@@ -75,8 +74,10 @@ def _examine(name: str) -> BackendReport:
         if report.name == name and shown:
             return report
         wrong = f"its report is not a BackendReport of {name!r}"
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # another distribution's code
-        wrong = f"it raised {type(error).__name__}: {error}"[:_MOST_SAID]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # another distribution's code
+        wrong = f"it raised {registry.said(error)}"
     origin = type(found).__module__.partition(".")[0]
     return BackendReport(name, False, (Finding("doctor", "missing", wrong, f"report it to the makers of {origin}"),))
 
