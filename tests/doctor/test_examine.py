@@ -82,6 +82,18 @@ def test_a_running_engine_is_found_its_versions_judged_and_a_sandbox_started(
     assert any("containerd" in detail for _, _, detail, _ in found.lines)
 
 
+def test_an_installed_podman_is_started_as_a_launch_does_and_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(clients, "_found", {})
+    monkeypatch.setattr(clients, "_candidates", lambda *_: [])
+    monkeypatch.setattr("ringfence.host.programs.look_up", lambda _: SimpleNamespace(path="/usr/bin/podman", remark=""))
+    monkeypatch.setattr(clients, "_own_service", lambda _: "it ended with status 125")
+    (found,) = engine_trials._container().findings
+    assert (found.detail, found.fix) == ("a service of Podman's: it ended with status 125", "podman system service")
+
+
 def test_the_lines_are_what_was_tried_and_what_held(report: Report) -> None:
     whats = [what for what, *_ in report.backends[0].lines]
     tried = ["user namespaces", "all namespaces", "fresh /proc", "seccomp", "Landlock", "openat2", "pidfd", "memfd"]
