@@ -22,7 +22,7 @@ from ringfence.backends.registry import BuiltIn
 from ringfence.cli import help as help_texts
 from ringfence.cli import options
 from ringfence.cli.doctor import table
-from ringfence.doctor import Report, examine
+from ringfence.doctor import Report, examination, examine
 from ringfence.plan.model import FoundImage, SandboxPlan
 from strangers import plant
 
@@ -183,6 +183,26 @@ def test_a_doctor_that_fails_is_its_backends_report(folder: Path, doctor: str) -
     (said,) = reports(examine())["strange"]
     assert said.endswith("; fix: report it to the makers of strange_box")
     sys.modules.pop("strange_box", None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_backend_that_makes_no_report_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "_PATIENCE_S", 0.2)
+    plant(folder, "slow-box", "slow", "__import__('time').sleep(3)")
+    assert reports(examine())["slow"] == ["it made no report within 0.2 s; fix: report it to its makers"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_interrupt_that_a_backend_raises_is_its_report(folder: Path) -> None:
+    plant(folder, "interrupting-box", "interrupting", "raise KeyboardInterrupt")
+    assert reports(examine())["interrupting"] == ["it raised KeyboardInterrupt; fix: report it to its makers"]
+
+
+def test_a_report_of_another_distribution_writes_no_escapes_to_a_terminal() -> None:
+    finding = Finding("a\x1b[31m", "missing", "b\x1b[2J", "c\x1b[2J\nd")
+    shown = table(Report((BackendReport("x\x1b[31m", False, (finding,)),), None, {}), "offline", [], coloured=False)
+    assert "\x1b" not in shown
+    assert shown.count("fix: c") == 1
 
 
 @pytest.mark.usefixtures("quick")

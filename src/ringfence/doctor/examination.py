@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ringfence.values import Json
 
 _ASK = "ringfence doctor"
+_PATIENCE_S = 30.0  # with the import and the doctor of another distribution's backend
 
 
 @final
@@ -64,6 +65,25 @@ def _examine(name: str) -> BackendReport:
     """Return the backend's own report. What is wrong with a backend of another distribution is its report."""
     if name in registry.names():
         return registry.get(name).doctor()
+    import threading
+
+    made: list[BackendReport] = []
+
+    def examine_it() -> None:
+        try:
+            made.append(_of_another(name))
+        except BaseException as error:  # noqa: BLE001  # another distribution's; nobody interrupts this thread
+            wrong = Finding("doctor", "missing", f"it raised {registry.said(error)}", "report it to its makers")
+            made.append(BackendReport(name, works=False, findings=(wrong,)))
+
+    examining = threading.Thread(target=examine_it, name="ringfence-doctor", daemon=True)
+    examining.start()
+    examining.join(_PATIENCE_S)
+    late = Finding("doctor", "missing", f"it made no report within {_PATIENCE_S:g} s", "report it to its makers")
+    return made[0] if made else BackendReport(name, works=False, findings=(late,))
+
+
+def _of_another(name: str) -> BackendReport:
     try:
         found = registry.get(name)
     except UnsupportedError as error:
