@@ -22,7 +22,7 @@ from ringfence.backends.registry import BuiltIn
 from ringfence.cli import help as help_texts
 from ringfence.cli import options
 from ringfence.cli.doctor import table
-from ringfence.doctor import Report, examine
+from ringfence.doctor import Report, examination, examine
 from ringfence.host import import_path
 from ringfence.plan.model import FoundImage, SandboxPlan
 from strangers import plant
@@ -32,7 +32,10 @@ LACKS_LAUNCH = WHOLE.replace("def launch", "def lunch")
 UNKNOWN_WALL = WHOLE.replace("own-kernel", "very strong")
 OTHER_NAME = WHOLE.replace('name = "strange"', 'name = "process"')
 RAISES = "class Backend:\n    def __init__(self): raise RuntimeError('no licence')"
+ITS_EXIT = "class Exit(BaseException):\n    def __str__(self): return 1 / 0\nraise Exit"
 LOOK_RAISES = WHOLE.replace('name = "strange"', "name = property(lambda self: 1 / 0)")
+
+LOOK_EXITS = WHOLE.replace('name = "strange"', "name = property(lambda self: exit(0))")
 
 
 @pytest.fixture
@@ -66,12 +69,14 @@ def reports(found: Report) -> dict[str, list[str]]:
         pytest.param("1 / 0", "", "cannot be loaded: ZeroDivisionError", id="raises on import"),
         pytest.param("class", "", "cannot be loaded: SyntaxError", id="is no Python"),
         pytest.param("raise SystemExit(3)", "", "cannot be loaded: SystemExit: 3", id="exits"),
+        pytest.param(ITS_EXIT, "", "cannot be loaded: Exit", id="raises what has no text"),
         pytest.param("Backend = 5", "", "cannot be made: TypeError", id="is no class"),
         pytest.param(RAISES, "", "cannot be made: RuntimeError: no licence", id="raises when it is made"),
         pytest.param(LACKS_LAUNCH, "", "does not keep the contract: it has no method launch", id="lacks a method"),
         pytest.param(UNKNOWN_WALL, "", "its isolation is 'very strong', not one of runtime", id="unknown isolation"),
         pytest.param(OTHER_NAME, "", "its name is 'process', not 'strange'", id="another name"),
         pytest.param(LOOK_RAISES, "", "a look at it raised ZeroDivisionError", id="a property raises"),
+        pytest.param(LOOK_EXITS, "", "a look at it raised SystemExit: 0", id="a property exits"),
     ],
 )
 @pytest.mark.usefixtures("quick")
@@ -88,6 +93,45 @@ def test_a_wrong_backend_is_an_error_that_names_its_distribution(
     assert reports(found) == {"strange": [f"{caught.value}; fix: {caught.value.fix}"]}
     assert found.auto in registry.names()
     sys.modules.pop("strange_box", None)
+
+
+BOX_HALF = """
+class Box:
+    ended = []
+    close = kill = lambda self: Box.ended.append(self)
+"""
+PLANS = "return __import__('ringfence.plan.model').plan.model.SandboxPlan(policy, image, None)"
+
+
+@pytest.mark.parametrize(
+    ("source", "method", "body", "said"),
+    [
+        (WHOLE, "facts", "raise SystemExit(0)", "facts() raised SystemExit: 0"),
+        (WHOLE, "facts", "return 1 / 0", "facts() raised ZeroDivisionError: division by zero"),
+        (WHOLE, "plan", "return None", "plan() returned None, not a SandboxPlan"),
+        (WHOLE, "plan", "return 'x'", "plan() returned a str, not a SandboxPlan"),
+        (WHOLE, "plan", "raise GeneratorExit", "plan() raised GeneratorExit"),
+        (WHOLE, "launch", "raise SystemExit(0)", "launch() raised SystemExit: 0"),
+        (WHOLE, "launch", "raise StopIteration", "launch() raised StopIteration"),
+        (WHOLE, "launch", "return None", "launch() returned None, without channel, listeners"),
+        (WHOLE + BOX_HALF, "launch", "return Box()", "launch() returned a Box, without channel, listeners"),
+    ],
+)
+def test_a_backend_that_does_not_do_what_the_contract_says_is_named(
+    folder: Path, source: str, method: str, body: str, said: str
+) -> None:
+    """An exit of its own would else end the command with its number, as if the code had run."""
+    methods = {"facts": "return 1", "plan": PLANS, method: body}
+    for name, instead in methods.items():
+        source = source.replace(f"raise NotImplementedError({name!r})".replace("'", '"'), instead)
+    plant(folder, "strange-box", "strange", source)
+    with pytest.raises(UnsupportedError) as caught:
+        ringfence.run("1", backend="strange")  # type: ignore[arg-type]  # another distribution's name
+    assert f"the backend 'strange' does not keep the contract: {said}" in str(caught.value)
+    assert caught.value.fix == "report it to the makers of strange_box"
+    module = sys.modules.pop("strange_box")
+    if "Box()" in body:
+        assert len(module.Box.ended) == 2, "what it started is ended as far as it can be"
 
 
 @pytest.mark.usefixtures("quick")
@@ -128,6 +172,7 @@ def test_an_object_with_a_name_of_our_own_is_refused() -> None:
     [
         "1 / 0",
         "raise SystemExit(3)",
+        "raise GeneratorExit",
         "return 'fine'",
         "return BackendReport('x', True, ())",
         "return BackendReport('strange', True, (5,))",
@@ -139,6 +184,26 @@ def test_a_doctor_that_fails_is_its_backends_report(folder: Path, doctor: str) -
     (said,) = reports(examine())["strange"]
     assert said.endswith("; fix: report it to the makers of strange_box")
     sys.modules.pop("strange_box", None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_backend_that_makes_no_report_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "_PATIENCE_S", 0.2)
+    plant(folder, "slow-box", "slow", "__import__('time').sleep(3)")
+    assert reports(examine())["slow"] == ["it made no report within 0.2 s; fix: report it to its makers"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_interrupt_that_a_backend_raises_is_its_report(folder: Path) -> None:
+    plant(folder, "interrupting-box", "interrupting", "raise KeyboardInterrupt")
+    assert reports(examine())["interrupting"] == ["it raised KeyboardInterrupt; fix: report it to its makers"]
+
+
+def test_a_report_of_another_distribution_writes_no_escapes_to_a_terminal() -> None:
+    finding = Finding("a\x1b[31m", "missing", "b\x1b[2J", "c\x1b[2J\nd")
+    shown = table(Report((BackendReport("x\x1b[31m", False, (finding,)),), None, {}), "offline", [], coloured=False)
+    assert "\x1b" not in shown
+    assert shown.count("fix: c") == 1
 
 
 @pytest.mark.usefixtures("quick")

@@ -14,6 +14,7 @@ import ringfence
 from ringfence import ImageError, Limits, Mount, Policy, PolicyError, Sandbox
 from ringfence.backends.process import pool
 from ringfence.backends.process import pool as templates
+from ringfence.core import arguments
 
 pytestmark = pytest.mark.everywhere
 
@@ -176,3 +177,23 @@ def test_a_hundred_wrong_calls_leave_nothing() -> None:
                 call()
     assert leftovers.difference(before, leftovers.count()) == []
     assert os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is None if leftovers.descendants() else True
+
+
+def test_beside_a_policy_the_fix_of_a_long_time_is_in_the_policy_alone() -> None:
+    """The short form would be refused again there."""
+    for call in (run_with(timeout_s=31, policy=Policy()), sandbox_with(timeout_s=31, policy=Policy())):
+        with pytest.raises(PolicyError) as caught:
+            call()
+        assert caught.value.fix == "Policy(limits=Limits(timeout_s=31))"
+
+
+def test_a_process_that_is_to_outlive_its_sandbox_is_told_of_the_lifetime() -> None:
+    with pytest.raises(PolicyError, match=r"policy's limits\.lifetime_s=3600") as caught:
+        arguments.check_lifetime(3601, Limits())
+    assert caught.value.fix == "Sandbox(timeout_s=3601) or Policy(limits=Limits(lifetime_s=3601))"
+
+
+def test_the_fix_for_public_in_a_list_has_the_name_that_was_written() -> None:
+    with pytest.raises(PolicyError) as caught:
+        sandbox_with(allow_net=["public"])()
+    assert caught.value.fix == 'for every public host, without a list: allow_net = "public"'

@@ -19,7 +19,7 @@ from ringfence.backends import registry
 from ringfence.backends.container import api as clients
 from ringfence.doctor import BackendReport, Finding, Report, examination, examine, fixes, process
 from ringfence.doctor import engines as engine_trials
-from ringfence.errors import PolicyError
+from ringfence.errors import PolicyError, UnsupportedError
 from ringfence.host import kernel_refusals
 from ringfence.policy import Policy
 from ringfence.values import frozen_map
@@ -80,6 +80,28 @@ def test_a_running_engine_is_found_its_versions_judged_and_a_sandbox_started(
     lines = {(what, state) for what, state, _, _ in found.lines}
     assert (found.works, ("engine", "ok") in lines, ("a whole sandbox", "ok") in lines) == (True, True, True)
     assert any("containerd" in detail for _, _, detail, _ in found.lines)
+
+
+def test_an_installed_podman_is_started_as_a_launch_does_and_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(clients, "_found", {})
+    monkeypatch.setattr(clients, "_candidates", lambda *_: [])
+    monkeypatch.setattr("ringfence.host.programs.look_up", lambda _: SimpleNamespace(path="/usr/bin/podman", remark=""))
+    monkeypatch.setattr(clients, "_own_service", lambda _: "it ended with status 125")
+    (found,) = engine_trials._container().findings
+    assert (found.detail, found.fix) == ("a service of Podman's: it ended with status 125", "podman system service")
+
+
+def test_no_plan_is_made_for_a_podman_that_a_launch_could_not_speak_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(clients, "_found", {})
+    monkeypatch.setattr(clients, "_candidates", lambda *_: [])
+    monkeypatch.setattr("ringfence.host.programs.look_up", lambda _: SimpleNamespace(path="/usr/bin/podman", remark=""))
+    monkeypatch.setitem(sys.modules, "docker", None)
+    with pytest.raises(UnsupportedError, match="needs the Engine SDK, which is not installed"):
+        clients.look()
 
 
 def test_the_lines_are_what_was_tried_and_what_held(report: Report) -> None:

@@ -70,7 +70,7 @@ class AsyncSandbox:
         if timeout_s is not None:
             if policy is None:
                 chosen = arguments.with_room_for(chosen, timeout_s)
-            seconds = arguments.check_timeout(timeout_s, chosen.limits)
+            seconds = arguments.check_timeout(timeout_s, chosen.limits, beside_policy=policy is not None)
             chosen = chosen.replace(limits=replace(chosen.limits, timeout_s=seconds))
         self.id = arguments.new_id("s")
         self.policy = chosen

@@ -60,7 +60,8 @@ def run(
         arguments.check_language(language),
         arguments.check_stdin(stdin),
     )
-    variables, seconds = arguments.check_env(env), arguments.check_timeout(timeout_s, chosen.limits)
+    variables = arguments.check_env(env)
+    seconds = arguments.check_timeout(timeout_s, chosen.limits, beside_policy=policy is not None)
     asked = arguments.Once(language, checked, given, variables, seconds)
     is_first = zygote_start.begin_first(backend, image, chosen)
     try:

@@ -93,7 +93,7 @@ class Launcher:
             raise _known.refusal
         if self._backend is None:
             self._backend = registry.get(self._waiting[0])
-        return self._backend.plan(self.policy, self.found, self._backend.facts())
+        return registry.planned(self._backend, self.policy, self.found)
 
     def _pass_over(self, error: UnsupportedError) -> None:
         """Turn to the next backend. Raises the error where no next backend exists."""
@@ -156,12 +156,12 @@ class Launcher:
     def _launched(self, backend: Backend, made: SandboxPlan) -> Box:
         network = self.policy.network
         if not network.allow and not network.rules:
-            return backend.launch(made, controls=self.controls)
+            return registry.launched(backend, made, self.controls)
         from ringfence.gateway.service import service
 
         gateway = service()
         gateway.start()  # its thread imports what it needs while the sandbox is built
-        box = backend.launch(made, controls=self.controls)
+        box = registry.launched(backend, made, self.controls)
         try:
             if box.listeners:
                 listeners, box.listeners = box.listeners, []
@@ -195,8 +195,9 @@ def prepare(backend: str | Backend, image: str | Image, policy: Policy, *, works
         strong = [name for name, each in registry.BUILT_IN.items() if _keeps(each.isolation, policy)]
         return Launcher(tuple(strong), policy, found, chooses=True)
     if not isinstance(backend, str) or backend not in registry.BUILT_IN:
-        backend = registry.get(backend)
-        name, isolation = backend.name, backend.isolation
+        chosen = registry.get(backend)
+        name, isolation = registry.asked(chosen, "a look at it", lambda: (chosen.name, chosen.isolation))
+        backend = chosen
     else:
         name, isolation = backend, registry.BUILT_IN[backend].isolation
     if not _keeps(isolation, policy):

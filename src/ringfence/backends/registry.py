@@ -15,14 +15,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.metadata import EntryPoint
+    from typing import TypeVar
 
-    from ringfence.backends.contract import Backend
+    from ringfence.backends.contract import Backend, Box
+    from ringfence.plan.controls import Controls
+    from ringfence.plan.model import FoundImage, SandboxPlan
+    from ringfence.policy.model import Policy
     from ringfence.values import Isolation
+
+    T = TypeVar("T")
 
 # A group of entry points such as `toy = "ringfence_toy:Toy"`, whose call without arguments makes the backend.
 GROUP = "ringfence.backends"
 _ORDER = ("runtime", "shared-kernel", "own-kernel")  # isolation, from the weakest to the strongest
 _METHODS = ("facts", "plan", "launch", "doctor")
+_BOX = (
+    *("channel", "listeners", "outlet", "env", "is_unprotected", "backend", "enforcement", "python", "generation"),
+    *("memory_bytes", "owns", "give_image", "can_freeze", "freeze", "thaw", "how_it_ended", "usage", "kill", "close"),
+    *("wait_destroyed", "findings"),
+)
 _AUTO = "auto"
 _MOST_SAID = 200
 
@@ -138,9 +149,86 @@ def _tried(act: Callable[[], object], what: str, fix: str) -> Callable[[], objec
     """Return what `act` returns. Whatever it raises is an UnsupportedError; so is an exit."""
     try:
         return act()  # type: ignore[return-value]  # what is no callable raises when it is called
-    except (Exception, SystemExit) as error:  # another distribution's code
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise _unusable(f"{what}: {said[:_MOST_SAID]}", fix) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # another distribution's code
+        raise _unusable(f"{what}: {said(error)}", fix) from error
+
+
+def said(error: BaseException) -> str:
+    """Return an error of another distribution in a few words. Its own text may raise too."""
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # another distribution's code
+        return kind
+    return f"{kind}: {text}"[:_MOST_SAID] if text else kind
+
+
+def asked(backend: Backend, method: str, act: Callable[[], T]) -> T:
+    """Return what `act`, a call of the backend's `method`, returns.
+
+    What a backend of another distribution raises besides an error of ours is an UnsupportedError that names it; so is
+    an exit, which would end the caller as if the guest's code had run.
+    """
+    from ringfence.errors import RingfenceError
+
+    if _is_own(backend, backend_name(backend)):
+        return act()
+    try:
+        return act()
+    except (RingfenceError, KeyboardInterrupt, Warning):  # a warning that the caller made an error
+        raise
+    except BaseException as error:  # another distribution's code
+        raise broken(backend, f"{method} raised {said(error)}") from error
+
+
+def broken(backend: Backend, what: str) -> UnsupportedError:
+    """Return the error for a backend of another distribution that does not do what the contract says."""
+    origin = type(backend).__module__.partition(".")[0]
+    text = f"the backend {backend_name(backend)!r} does not keep the contract: {what}"
+    return _unusable(text, f"report it to the makers of {origin}")
+
+
+def backend_name(backend: Backend) -> str:
+    """Return the backend's name, or its class's where a look at it raises."""
+    try:
+        return backend.name
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  # another distribution's code
+        return type(backend).__name__
+
+
+def planned(backend: Backend, policy: Policy, found: FoundImage) -> SandboxPlan:
+    """Return the backend's plan for a policy."""
+    from ringfence.plan.model import SandboxPlan
+
+    facts: object = asked(backend, "facts()", backend.facts)
+    made: object = asked(backend, "plan()", lambda: backend.plan(policy, found, facts))
+    if not isinstance(made, SandboxPlan):
+        raise broken(backend, f"plan() returned {_kind(made)}, not a SandboxPlan")
+    return made
+
+
+def launched(backend: Backend, plan: SandboxPlan, controls: Controls) -> Box:
+    """Return a new box of the backend. One that lacks a part of the contract is closed, as far as it can be."""
+    box = asked(backend, "launch()", lambda: backend.launch(plan, controls=controls))
+    if _is_own(backend, backend_name(backend)):
+        return box
+    lacking = asked(backend, "launch()", lambda: [part for part in _BOX if not hasattr(box, part)])
+    if not lacking and not hasattr(box.channel, "setblocking"):
+        lacking = ["a socket as its channel"]
+    if lacking:
+        for end in ("kill", "close"):
+            if hasattr(box, end):
+                asked(backend, f"{end}()", getattr(box, end))
+        raise broken(backend, f"launch() returned {_kind(box)}, without {', '.join(lacking)}")
+    return box
+
+
+def _kind(thing: object) -> str:
+    return "None" if thing is None else f"a {type(thing).__name__}"
 
 
 def _origin(entry: EntryPoint) -> str:
@@ -161,16 +249,18 @@ def _lacks(backend: object, name: str | None = None) -> str | None:
     if isinstance(backend, type):
         return f"{backend.__name__} is a class, not an object"
     try:
-        said, isolation = getattr(backend, "name", None), getattr(backend, "isolation", None)
+        own, isolation = getattr(backend, "name", None), getattr(backend, "isolation", None)
         lacking = [method for method in _METHODS if not callable(getattr(backend, method, None))]
-    except Exception as error:  # noqa: BLE001  # a property of another distribution's
-        return f"a look at it raised {type(error).__name__}: {error}"[:_MOST_SAID]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # a property of another distribution's
+        return f"a look at it raised {said(error)}"
     if lacking:
         return f"it has no method {', '.join(lacking)}"
-    if not isinstance(said, str) or name not in (None, said):
-        return f"its name is {said!r}, not {name!r}" if name is not None else f"its name is {said!r}"
-    if said in _reserved() and not _is_own(backend, said):
-        return f"its name {said!r} is one of Ringfence's own"
+    if not isinstance(own, str) or name not in (None, own):
+        return f"its name is {own!r}, not {name!r}" if name is not None else f"its name is {own!r}"
+    if own in _reserved() and not _is_own(backend, own):
+        return f"its name {own!r} is one of Ringfence's own"
     if isolation not in _ORDER:
         return f"its isolation is {isolation!r}, not one of {', '.join(_ORDER)}"
     return None

@@ -71,19 +71,16 @@ def table(report: Report, policy: str, wanted: list[str], *, coloured: bool) -> 
     lines: list[str] = []
     for backend in _chosen(report, wanted):
         works = "works" if backend.works else "does not work here"
-        lines += (
-            ["", _bold(f"{backend.name}: {works}", coloured)]
-            if lines
-            else [_bold(f"{backend.name}: {works}", coloured)]
-        )
+        title = _bold(f"{printable(backend.name)}: {works}", coloured)
+        lines += ["", title] if lines else [title]
         width = max((len(what) for what, *_ in backend.lines), default=0)
         for what, state, detail, fix in backend.lines:
             word, colour = _MARKS[state]
             mark = f"\x1b[{colour}m{word:7}\x1b[0m" if coloured else f"{word:7}"
-            lines.append(f"  {mark}  {what:{width}}  {printable(detail)}".rstrip())
+            lines.append(f"  {mark}  {printable(what):{width}}  {printable(detail)}".rstrip())
             if fix:
                 lines += [
-                    f"  {'':7}  fix: {line}" if n == 0 else f"  {'':7}       {line}"
+                    f"  {'':7}  fix: {printable(line)}" if n == 0 else f"  {'':7}       {printable(line)}"
                     for n, line in enumerate(fix.splitlines())
                 ]
     lines.append("")

@@ -193,14 +193,19 @@ def with_room_for(policy: Policy, timeout_s: object) -> Policy:
     return policy.replace(limits=replace(limits, **clocks))
 
 
-def check_timeout(timeout_s: object, limits: Limits) -> float:
-    """Return the seconds for one call: the policy's, or the caller's, which may only be less."""
-    return limits.timeout_s if timeout_s is None else narrower(timeout_s, limits.timeout_s, "timeout_s")
+def check_timeout(timeout_s: object, limits: Limits, *, beside_policy: bool = False) -> float:
+    """Return the seconds for one call: the policy's, or the caller's, which may only be less.
+
+    `beside_policy`: the caller gave both, so that a longer time belongs in the policy alone.
+    """
+    if timeout_s is None:
+        return limits.timeout_s
+    return narrower(timeout_s, limits.timeout_s, "timeout_s", has_short_form=not beside_policy)
 
 
 def check_lifetime(timeout_s: object, limits: Limits) -> float:
     """Return the seconds for a spawned process: the sandbox's lifetime, unless the caller wants less."""
-    return limits.lifetime_s if timeout_s is None else narrower(timeout_s, limits.lifetime_s, "timeout_s")
+    return limits.lifetime_s if timeout_s is None else narrower(timeout_s, limits.lifetime_s, "timeout_s", "lifetime_s")
 
 
 def check_patience(timeout_s: object) -> None:
@@ -209,16 +214,22 @@ def check_patience(timeout_s: object) -> None:
         raise PolicyError(f"timeout_s is {timeout_s!r}; it is a number from 0 on, or None", key="timeout_s")
 
 
-def narrower(value: object, limit: float, name: str) -> float:
-    """Return the seconds for a call. An option of a call narrows the policy, never widens the policy."""
+def narrower(
+    value: object, limit: float, name: str, of: str | None = None, *, has_short_form: bool | None = None
+) -> float:
+    """Return the seconds for a call. An option of a call narrows the policy, never widens the policy.
+
+    `of`: the policy's limit, where its name is another.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise PolicyError(f"{name} is {value!r}; it is a number above 0", key=name, fix="for example 5")
     if value > limit:
-        short = f"Sandbox(timeout_s={value:g}) or " if name == "timeout_s" else ""
+        offered = name == "timeout_s" if has_short_form is None else has_short_form
+        short = f"Sandbox(timeout_s={value:g}) or " if offered else ""
         raise PolicyError(
-            f"{name}={value:g} is more than the policy's limits.{name}={limit:g}",
+            f"{name}={value:g} is more than the policy's limits.{of or name}={limit:g}",
             key=name,
-            fix=f"{short}Policy(limits=Limits({name}={value:g}))",
+            fix=f"{short}Policy(limits=Limits({of or name}={value:g}))",
         )
     return float(value)
 

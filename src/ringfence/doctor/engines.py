@@ -90,7 +90,7 @@ def _container() -> BackendReport:
     from ringfence.backends.container import api as engines
 
     try:
-        found = engines.find(start=False)
+        found = engines.find()  # starts Podman's service where a launch would
     except SandboxError as error:
         return BackendReport("container", works=False, findings=(_missing(str(error), error.fix),))
     except UnsupportedError as error:

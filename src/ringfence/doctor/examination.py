@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ringfence.values import Json
 
 _ASK = "ringfence doctor"
-_MOST_SAID = 200
+_PATIENCE_S = 30.0  # with the import and the doctor of another distribution's backend
 
 
 @final
@@ -65,6 +65,25 @@ def _examine(name: str) -> BackendReport:
     """Return the backend's own report. What is wrong with a backend of another distribution is its report."""
     if name in registry.names():
         return registry.get(name).doctor()
+    import threading
+
+    made: list[BackendReport] = []
+
+    def examine_it() -> None:
+        try:
+            made.append(_of_another(name))
+        except BaseException as error:  # noqa: BLE001  # another distribution's; nobody interrupts this thread
+            wrong = Finding("doctor", "missing", f"it raised {registry.said(error)}", "report it to its makers")
+            made.append(BackendReport(name, works=False, findings=(wrong,)))
+
+    examining = threading.Thread(target=examine_it, name="ringfence-doctor", daemon=True)
+    examining.start()
+    examining.join(_PATIENCE_S)
+    late = Finding("doctor", "missing", f"it made no report within {_PATIENCE_S:g} s", "report it to its makers")
+    return made[0] if made else BackendReport(name, works=False, findings=(late,))
+
+
+def _of_another(name: str) -> BackendReport:
     try:
         found = registry.get(name)
     except UnsupportedError as error:
@@ -75,8 +94,10 @@ def _examine(name: str) -> BackendReport:
         if report.name == name and shown:
             return report
         wrong = f"its report is not a BackendReport of {name!r}"
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # another distribution's code
-        wrong = f"it raised {type(error).__name__}: {error}"[:_MOST_SAID]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # another distribution's code
+        wrong = f"it raised {registry.said(error)}"
     origin = type(found).__module__.partition(".")[0]
     return BackendReport(name, False, (Finding("doctor", "missing", wrong, f"report it to the makers of {origin}"),))
 

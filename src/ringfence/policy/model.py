@@ -186,7 +186,8 @@ def _allow(value: object, key: str) -> tuple[str, ...] | str:
 def _listed_host(value: object, key: str) -> str:
     host = reachable_host(value, key)
     if host == "public":
-        fix = 'for every public host, without a list: allow = "public"'
+        name = key.partition("[")[0].rpartition(".")[2]  # allow, or allow_net as a short form
+        fix = f'for every public host, without a list: {name} = "public"'
         raise PolicyError(f"{key}: {value!r} in a list would be a host of that name", key=key, fix=fix)
     return host
 

@@ -104,6 +104,7 @@ def look(name: str | None = None, socket: str | None = None) -> Engine | None:
         given = socket is not None or os.environ.get("DOCKER_HOST")
         if error.code != "engine-missing" or not podman or given or name == "docker":
             raise
+        _package()  # raises where a launch would
         return None
 
 
