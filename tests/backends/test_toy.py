@@ -118,7 +118,7 @@ def test_doctor_reports_it_after_our_own_and_auto_does_not_take_it(monkeypatch: 
         (Policy(network=Network(allow=["a.example"])), "host", "does not keep a network"),
         (Policy(mounts=[Mount("/srv", mode="rw")]), "host", "does not keep mounts that can be changed"),
         (Policy(limits=Limits(on_idle="pause")), "host", "does not keep on_idle = 'pause'"),
-        (Policy(strict=True), "host", "holds cpu, memory less well"),
+        (Policy(strict=True), "host", "enforces cpu, memory less well"),
         (Policy(isolation="own-kernel"), "host", "a kernel of its own"),
     ],
 )
