@@ -1,4 +1,4 @@
-"""Take the files of a sandbox: the result of one look, what is remembered for the next look, and the way back.
+"""Take the files of a sandbox: the result of one look, what is remembered for the next look, and the restore.
 
 The worker inside that looks is hostile: `ringfence.wire.snapshot_records` parses what it sends, and here every row is
 checked and all content hashed. A digest from inside is accepted only for content that this very sandbox has sent or was
