@@ -1,4 +1,4 @@
-"""Hosts that lack something: without a cgroup limits are held by weaker means, and commands say so; or without node."""
+"""Hosts that lack something: a cgroup, which commands report as weaker limits; or node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if not HAS_CGROUP:
     LACKING |= dict.fromkeys(("cpu-share", "cpu-time", "memory-limit", "pause", "usage"), "this user has no cgroup")
 if shutil.which("node") is None:
     LACKING["node"] = "node is not installed: make system"
-SILENT = "ignore:held by a weaker mechanism:UserWarning"  # for -W of a program that uses the library
+SILENT = "ignore:enforced by a weaker mechanism:UserWarning"  # for -W of a program that uses the library
 _SAID = re.compile(r"ringfence: (weaker than the policy's default here|what would make it full): .*?\n")
 
 

@@ -118,7 +118,7 @@ def test_doctor_reports_it_after_our_own_and_auto_does_not_take_it(monkeypatch: 
         (Policy(network=Network(allow=["a.example"])), "host", "does not keep a network"),
         (Policy(mounts=[Mount("/srv", mode="rw")]), "host", "does not keep mounts that can be changed"),
         (Policy(limits=Limits(on_idle="pause")), "host", "does not keep on_idle = 'pause'"),
-        (Policy(strict=True), "host", "holds cpu, memory less well"),
+        (Policy(strict=True), "host", "enforces cpu, memory less well"),
         (Policy(isolation="own-kernel"), "host", "a kernel of its own"),
     ],
 )
@@ -259,4 +259,4 @@ def test_the_page_and_the_package_name_the_same_helpers() -> None:
     page = (ROOT / "docs" / "how-to" / "add-a-backend.md").read_text()
     used = set(re.findall(r"engine\.(\w+)", (TOY / "src" / "ringfence_toy" / "__init__.py").read_text()))
     assert used <= {*engine.__all__}
-    assert {name for name in engine.__all__ if name not in page} <= {"BoxBind", "Skeleton", "linux_facts"}
+    assert {name for name in engine.__all__ if name not in page} <= {"BoxBind", "Skeleton"}

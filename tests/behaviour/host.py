@@ -60,7 +60,7 @@ def _locks_of(pid: int) -> list[tuple[str, int]]:
 
 # What programs print is compared. Since 3.12 Python warns who forks beside threads, as some do on purpose; we warn
 # where there is no cgroup.
-_NO_WARNINGS = ("-W", "ignore:This process:DeprecationWarning", "-W", "ignore:held by a weaker mechanism")
+_NO_WARNINGS = ("-W", "ignore:This process:DeprecationWarning", "-W", "ignore:enforced by a weaker mechanism")
 
 
 class Host:

@@ -376,7 +376,7 @@ def test_an_environment_is_made_once_and_keeps_what_it_was_made_with(manager: Sa
     assert manager.environment("a") is agent
     assert manager.environment("a", quota=quota) is agent
     assert manager.environments() == (agent,)
-    with pytest.raises(PolicyError, match="is there, with another quota") as caught:
+    with pytest.raises(PolicyError, match="already exists, with another quota") as caught:
         manager.environment("a", quota=Quota(sandboxes=3))
     assert caught.value.code == "environment-exists"
 

@@ -9,8 +9,8 @@ from ringfence.plan.model import HostFacts
 from ringfence.results import Control
 
 SHARE, TIME = "cgroup v1 cpu.cfs_quota_us", "cgroup v1 cpuacct.usage"
-WHOLE = "whole CPUs by affinity, which a guest can widen to all of the host's"
-FOR_EACH = "CPU time for each process and not for the tree; in a session for its interpreter"
+WHOLE = "whole CPUs by affinity, which a guest can widen to all CPUs of the host"
+FOR_EACH = "CPU time is limited for each process, not for the tree; in a session, for its interpreter alone"
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ FOR_EACH = "CPU time for each process and not for the tree; in a session for its
         (SHARE, TIME, Control(f"{SHARE} + CPU affinity", "full")),
         (SHARE, None, Control(f"{SHARE} + CPU affinity + RLIMIT_CPU", "weaker", FOR_EACH)),
         (None, TIME, Control(f"CPU affinity + {TIME}", "weaker", WHOLE)),
-        (None, None, Control("CPU affinity + RLIMIT_CPU", "weaker", f"{WHOLE}, {FOR_EACH}")),
+        (None, None, Control("CPU affinity + RLIMIT_CPU", "weaker", f"{WHOLE}; {FOR_EACH}")),
     ],
 )
 def test_cpu_is_full_where_share_and_time_are_both_held(share: str | None, time: str | None, expected: Control) -> None:

@@ -31,7 +31,7 @@ BACKEND = read_program("scripts/setup_backend.py")
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("project")
+    folder = tmp_path_factory.mktemp("project") / "with a space"
     for name in ("scripts", "requirements", "bin"):
         (folder / name).mkdir(parents=True)
     shutil.copy(ROOT / "scripts/setup", folder / "scripts")
@@ -79,6 +79,12 @@ def test_set_up_says_one_line_and_nothing_of_pips_configuration(project: Path) -
     assert len(lines) == 1
     assert lines[0].startswith("setup: making .venv with ")
     assert set_up(project) == []
+
+
+def test_the_command_runs_in_a_folder_with_a_space(project: Path) -> None:
+    set_up(project)
+    done = subprocess.run([project / ".venv/bin/ringfence"], capture_output=True, text=True, timeout=20, check=True)
+    assert (done.stdout, done.stderr) == ("the command runs\n", "")
 
 
 def test_the_package_is_compiled_where_python_writes_no_bytecode_by_itself(project: Path) -> None:

@@ -78,7 +78,7 @@ class AsyncLink:
             )
         self._push(data)
         while self._out and self._switch.over is None:
-            await self._something(None)
+            await self._wait_for_event(None)
 
     def _push(self, data: bytes) -> None:
         if self._switch.over is not None:
@@ -115,10 +115,10 @@ class AsyncLink:
             if left is not None and left <= 0:
                 self.poll()
                 return ready()
-            await self._something(left)
+            await self._wait_for_event(left)
         return True
 
-    async def _something(self, left: float | None) -> None:
+    async def _wait_for_event(self, left: float | None) -> None:
         """Wait until something happened or `left` seconds are over.
 
         Not wait_for: in Python 3.11 it may swallow a cancel.

@@ -353,7 +353,7 @@ class AsyncSandbox:
             found = self._sessions[called] = AsyncSession(called, spoken, self._running_place, self._tools)
         if found.language != spoken:
             raise PolicyError(
-                f"session {called!r} speaks {found.language}, not {spoken}", code="session-language", fix="another name"
+                f"session {called!r} runs {found.language}, not {spoken}", code="session-language", fix="another name"
             )
         return found
 

@@ -108,7 +108,7 @@ class AsyncCell(AsyncProcess):
             self._waiting_calls.append(self._budget.take(said, self._tools))
         super()._on_message(said)
 
-    def _on_nonsense(self) -> None:
+    def _on_broken_line(self) -> None:
         self._nonsense = self._done = True
 
     def _look_for_end(self) -> None:
@@ -197,7 +197,7 @@ class AsyncCell(AsyncProcess):
                 if not over:
                     await self._answer(asked)
                 elif self._inbox.end is None:
-                    await self._tell_failure(asked)
+                    await self._send_failure(asked)
         finally:
             if mine:
                 self._answering = False
@@ -235,7 +235,7 @@ class AsyncCell(AsyncProcess):
             self._looked_at = time.monotonic()
         return not self.running or self._inbox.interrupted is not None or late
 
-    async def _tell_failure(self, asked: Asked) -> None:
+    async def _send_failure(self, asked: Asked) -> None:
         """Answer a call that is not made: a thread of the guest may wait for it, and the session may live on."""
         from ringfence.core import tools
 
@@ -471,4 +471,4 @@ def check_session_language(language: object) -> SessionLanguage:
     if language == "python" or language == "javascript" or language == "bash":
         return language
     known = "python, javascript, bash"
-    raise PolicyError(f"no session speaks {language!r}", code="language", fix=f"one of: {known}")
+    raise PolicyError(f"no session runs {language!r}", code="language", fix=f"one of: {known}")

@@ -275,7 +275,7 @@ def _same(found: Environment, policy: Policy | None, quota: Quota | None) -> Env
     for name, asked, has in (("policy", policy, found.policy), ("quota", quota, found.quota)):
         if asked is not None and asked != has:
             raise PolicyError(
-                f"the environment of agent {found.agent!r} is there, with another {name}",
+                f"the environment of agent {found.agent!r} already exists, with another {name}",
                 key=name,
                 code="environment-exists",
                 fix=f"leave {name} out, or remove() it first",

@@ -223,18 +223,18 @@ class Process:
             said = self._line.feed(data)
         except frames.WireError:
             self._line = None
-            self._on_nonsense()
+            self._on_broken_line()
             return
         self._messages += len(said)
         if self._messages > _MOST_MESSAGES:  # a message costs the host more than its bytes (F16)
             self._transcript.outputs_cut = True
             self._line = None
-            self._on_nonsense()
+            self._on_broken_line()
             return
         for each in said:
             self._on_message(each)
 
-    def _on_nonsense(self) -> None:
+    def _on_broken_line(self) -> None:
         """React to a line that is not read any more.
 
         Later values and exceptions are lost; the end is reported from outside.

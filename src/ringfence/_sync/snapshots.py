@@ -260,7 +260,7 @@ def _image(session: Session, held: int) -> SessionImage | None:
         if inbox is None or inbox.end is not None:
             return None
         if session.language != "python":
-            raise refused(session.name, f"it speaks {session.language}")
+            raise refused(session.name, f"it runs {session.language}")
         if place.box.backend != "process" or place.box.python["fresh"]:
             raise refused(session.name, "only a session that the process backend forked can be")
         if session._cell is not None and session._cell.running:

@@ -70,7 +70,7 @@ class Backend(Protocol):
 
         Raises UnsupportedError for a fact of this host: "auto" then takes another backend. Raises SandboxError for a
         failure that may pass, SandboxLostError where another attempt may succeed. Nothing is left behind then.
-        `controls` is complete in production; only the attack suite leaves a control out.
+        `controls` is `ringfence.plan.controls.ALL_ON` in production; only the attack suite leaves a control out.
         """
 
     def doctor(self) -> BackendReport:

@@ -102,9 +102,9 @@ how
   -p, --policy NAME|FILE    offline, dev, hostile, one of yours, or a .toml
   -b, --backend NAME    {backends}
   -i, --image NAME      host, or one of "ringfence image list"
-  --isolation LEVEL     weakest wall accepted: runtime, shared-kernel,
-                        own-kernel
-  --strict              refuse limits that only a weaker mechanism can hold
+  --isolation LEVEL     weakest isolation accepted: runtime,
+                        shared-kernel, own-kernel
+  --strict              refuse limits that a weaker mechanism enforces
   -C, --cwd PATH        the folder to start in
   -t, --tty             on a terminal: editors, coding agents, progress bars
 what you get
@@ -134,7 +134,7 @@ examples
     "doctor": """\
 usage: ringfence doctor [BACKEND...] [OPTIONS]
 
-Say which backends work here, what holds each limit, what "auto" would take,
+Say which backends work here, what enforces each limit, what "auto" would take,
 and the command that fixes what is missing. Every line was tried, not guessed:
 a namespace counts when a mount inside it worked.
 
@@ -155,7 +155,7 @@ Bounded in processes, memory and time; nothing leaves this machine.
   ID                    A01, G07, ... or a letter: A files, B proc, C races,
                         D processes, E kernel, F exhaustion, G network, H leaks,
                         I secrets, J spoofing, K archives, L persistence,
-                        O what the host is told
+                        M container engines, O the host's own process
   -b, --backend NAME    default: every backend that works here
   --list                names and what must be true, run nothing
   --json

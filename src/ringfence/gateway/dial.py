@@ -204,12 +204,12 @@ class Resolver:
             finally:
                 self._answered(who)
             try:
-                loop.call_soon_threadsafe(_tell, answer, found)
+                loop.call_soon_threadsafe(_set_answer, answer, found)
             except RuntimeError:
                 continue  # the gateway was stopped meanwhile: that loop is closed
 
 
-def _tell(answer: asyncio.Future[list[str]], found: list[str] | OSError) -> None:
+def _set_answer(answer: asyncio.Future[list[str]], found: list[str] | OSError) -> None:
     if answer.done():
         return
     if isinstance(found, OSError):

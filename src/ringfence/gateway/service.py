@@ -91,7 +91,7 @@ class GatewayService:
             if registration.closed:
                 registration.close_entering()
             else:
-                self._soon(lambda: self._acceptor_here().enter(registration, sock))
+                self._in_loop(lambda: self._acceptor_here().enter(registration, sock))
 
         relay = Relay(channel, relayed_streams(network), enter=enter, broken=broken)
         registration = self._register(network, secrets, [], twin_of, relay)
@@ -117,7 +117,7 @@ class GatewayService:
         with self._lock:
             self._registrations.add(registration)
         self.start()
-        self._soon(lambda: self._acceptor_here().listen(registration))
+        self._in_loop(lambda: self._acceptor_here().listen(registration))
         return registration
 
     def detach(self, registration: Registration) -> None:
@@ -126,7 +126,7 @@ class GatewayService:
             self._registrations.discard(registration)
             is_serving = self._thread is not None
         if is_serving:
-            self._soon(lambda: self._detach(registration))
+            self._in_loop(lambda: self._detach(registration))
         else:
             registration.cut()
             registration.mark_ended()
@@ -140,7 +140,7 @@ class GatewayService:
             done.set()
 
         self.start()
-        self._soon(do)
+        self._in_loop(do)
         if not done.wait(_ANSWER_S):
             raise TimeoutError("the gateway did not answer in time")
 
@@ -155,7 +155,7 @@ class GatewayService:
             assert self._loop is not None
             self._loop.stop()
 
-        self._soon(halt)
+        self._in_loop(halt)
         thread.join(_ANSWER_S)
 
     def after_fork(self) -> None:
@@ -163,7 +163,7 @@ class GatewayService:
         for registration in self._registrations:
             registration.after_fork()
 
-    def _soon(self, work: Callable[[], None]) -> None:
+    def _in_loop(self, work: Callable[[], None]) -> None:
         with self._lock:
             if self._loop is None:
                 self._waiting.append(work)

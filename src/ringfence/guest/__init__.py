@@ -1,1 +1,1 @@
-"""Everything that runs on the far side of the wire: zygote, guestd, spawner, file worker. Standard library only."""
+"""Everything that runs on the guest's side of the wire: zygote, guestd, spawner, file worker. Standard library only."""

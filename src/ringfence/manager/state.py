@@ -91,7 +91,7 @@ class StateDirectory:
                 fix="close that manager, or name another directory",
             ) from None
         self._lock = descriptor
-        lifecycle.after_fork(_let_go_all)
+        lifecycle.after_fork(_close_all_in_child)
         _taken.append(self)
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ def _without_links(path: str) -> str:
 _taken: list[StateDirectory] = []
 
 
-def _let_go_all() -> None:
+def _close_all_in_child() -> None:
     """Close a fork's copies of the locks: they would outlive the manager's process and keep the directory in use."""
     while _taken:
         _taken[-1].close()

@@ -199,10 +199,10 @@ def _cpu(facts: HostFacts) -> Control:
     if facts.cpu_by is not None:
         by.insert(0, facts.cpu_by)
     else:
-        notes.append("whole CPUs by affinity, which a guest can widen to all of the host's")
+        notes.append("whole CPUs by affinity, which a guest can widen to all CPUs of the host")
     if facts.cpu_time_by is None:
-        notes.append("CPU time for each process and not for the tree; in a session for its interpreter")
-    return Control(" + ".join(by), "weaker", ", ".join(notes))
+        notes.append("CPU time is limited for each process, not for the tree; in a session, for its interpreter alone")
+    return Control(" + ".join(by), "weaker", "; ".join(notes))
 
 
 def _memory(facts: HostFacts) -> Control:

@@ -301,7 +301,7 @@ class Plan(Struct):
         """Return the plan for people: the backend, why not another, and what enforces each promise."""
         lines = [f"backend: {self.backend}"]
         lines += [f"  not {name}: {why}" for name, why in self.rejected.items()]
-        lines.append("held by:")
+        lines.append("enforced by:")
         width = max(len(name) for name in type(self.enforcement).__fields__)
         for name in type(self.enforcement).__fields__:
             control = getattr(self.enforcement, name)

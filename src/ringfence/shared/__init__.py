@@ -1,1 +1,1 @@
-"""Code for both sides of the wall, from the standard library alone: the host and the guest import it."""
+"""Code that the host and the guest's side both import, from the standard library alone."""

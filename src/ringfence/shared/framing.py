@@ -76,5 +76,5 @@ RESERVE = 5
 DOOR, KEY = "RINGFENCE_DOOR", "RINGFENCE_KEY"
 GREETING = b"listeners"  # the packet that brings a sandbox's listening sockets
 BESIDES = 3  # listeners of the resolver and the proxy, beside those of the ports
-# A sandbox nobody has asked anything for so long is a spare: it may do ahead what a run will need.
+# A sandbox that got no request for so long is a spare: it may do ahead what a run will need.
 QUIET_S = 0.005

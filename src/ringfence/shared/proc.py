@@ -1,4 +1,4 @@
-"""Reads /proc: processes, descriptors and mounts. Believes no name that stands there."""
+"""Reads /proc: processes, descriptors and mounts. Trusts no name that it reads: guests choose names."""
 
 from __future__ import annotations
 

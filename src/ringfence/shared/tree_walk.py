@@ -253,7 +253,7 @@ class Cursor:
         while len(self._parts) > shared:
             self._up()
         for index in range(len(self._parts), len(parts)):
-            self._stand(step(self.fd, parts, index))
+            self._move_to(step(self.fd, parts, index))
             self._parts.append(parts[index])
             self._ids.append(_identity(self.fd))
         return self.fd
@@ -268,16 +268,16 @@ class Cursor:
             os.close(above)
             self._restart()
             return
-        self._stand(above)
+        self._move_to(above)
         self._parts.pop()
         self._ids.pop()
 
     def _restart(self) -> None:
-        self._stand(os.dup(self._top))
+        self._move_to(os.dup(self._top))
         self._parts = []
         del self._ids[1:]
 
-    def _stand(self, fd: int) -> None:
+    def _move_to(self, fd: int) -> None:
         os.close(self.fd)
         self.fd = fd
 

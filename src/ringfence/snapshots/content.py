@@ -1,6 +1,6 @@
 """Content by digest, on the host: in a file without a name, counted by holders, hashed again at each read.
 
-The file belongs to this process and has no path, so that nothing of it is left however the process ends. Content that
+The file belongs to this process and has no path, so that the kernel frees it however the process ends. Content that
 has no holder is given back to the file system at once; the file is closed with the last content.
 """
 

@@ -1,4 +1,4 @@
-"""Take the files of a sandbox: the result of one look, what is remembered for the next look, and the way back.
+"""Take the files of a sandbox: the result of one look, what is remembered for the next look, and the restore.
 
 The worker inside that looks is hostile: `ringfence.wire.snapshot_records` parses what it sends, and here every row is
 checked and all content hashed. A digest from inside is accepted only for content that this very sandbox has sent or was
@@ -81,9 +81,9 @@ class Lineage:
         return self._packed(Memory())
 
     def _packed(self, memory: Memory) -> bytes:
-        return stamps.pack(memory, self._worth_telling(), links=bool(self.manifest.links), top=self._top)
+        return stamps.pack(memory, self._digests_to_report(), links=bool(self.manifest.links), top=self._top)
 
-    def _worth_telling(self) -> list[str]:
+    def _digests_to_report(self) -> list[str]:
         """Return the digests of content that the worker need not send.
 
         When few files changed, small ones are sent anyway.

@@ -8,4 +8,8 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
         tags = "Generator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\n{tags}")
         wheel.writestr(f"{info}/RECORD", "")
+        if "NAME" == "ringfence":
+            command = zipfile.ZipInfo("NAME-1.data/scripts/ringfence")
+            command.external_attr = 0o100755 << 16
+            wheel.writestr(command, "#!python\nprint('the command runs')\n")
     return name

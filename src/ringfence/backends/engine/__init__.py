@@ -1,12 +1,14 @@
-"""What backends share in which another program isolates: Docker, Podman, runsc. Public, for a backend of yours.
+"""What backends share in which another program isolates: Docker, Podman, runsc. Public, for your own backend.
 
 `ringfence.backends.contract` says what a backend is, and docs/how-to/add-a-backend.md builds one with these names:
 
+    linux_facts     facts about this host, which `engine_plan` needs
     engine_plan     the plan that shows the image, and refuses what no engine can show
     skeleton        that plan as folders, files, links and binds; `write_skeleton` makes the folder for it
     box_folder      a folder for one sandbox, which a later start removes if this process is killed
     guestd_folder   guestd's program as a folder, to be shown read-only at INSIDE; `guestd_command` starts it
     start_box       begins guestd behind a channel, and returns the `Box` that `launch` returns
+    Wall            what `start_box` asks of your isolation: kill, remove, measure
 
 guestd is the first process inside, PID 1 of a pid namespace. It speaks over its standard input and output, starts guest
 code with the rights that the plan leaves it, and ends with everything inside when its channel ends.

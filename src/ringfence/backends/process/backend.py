@@ -180,4 +180,4 @@ def _warn_if_weaker(plan: LinuxPlan) -> None:
     from ringfence.errors import WeakerLimitWarning, warn
 
     names = ", ".join(f"{name} ({getattr(plan.enforcement, name).note})" for name in weaker)
-    warn(f"held by a weaker mechanism on this host: {names}", WeakerLimitWarning)
+    warn(f"enforced by a weaker mechanism on this host: {names}", WeakerLimitWarning)

@@ -131,7 +131,7 @@ class _Keeper:
             self._shut_again()
         for path, group in self._left.items():  # the walk did not get there: these are no directories any more
             self._gone += [f"{path}/{name}" for name in group.names()]
-        self._tell_gone()
+        self._report_gone()
 
     def remember(self) -> stamps.Memory:
         """Remember the stamps for the next look."""
@@ -210,13 +210,13 @@ class _Keeper:
         kind = info.st_mode & _KIND
         try:
             if kind == _DIRECTORY:
-                self._tell(path, "d", info, "", settled=True)
+                self._report_entry(path, "d", info, "", settled=True)
             elif kind == _LINK:
-                self._tell(path, "l", info, os.readlink(name, dir_fd=directory), settled=True)
+                self._report_entry(path, "l", info, os.readlink(name, dir_fd=directory), settled=True)
             elif kind != _FILE:
                 return False  # a socket or a pipe
             elif info.st_ino in self._links:
-                self._tell(path, "h", info, self._links[info.st_ino], settled=False)
+                self._report_entry(path, "h", info, self._links[info.st_ino], settled=False)
             else:
                 return self._file(directory, name, path)
         except OSError as error:
@@ -237,7 +237,7 @@ class _Keeper:
         assert self._mounts is not None
         return any(is_below(mount, path) for mount in self._mounts)
 
-    def _tell(self, path: str, kind: str, info: os.stat_result, text: str, *, settled: bool) -> None:
+    def _report_entry(self, path: str, kind: str, info: os.stat_result, text: str, *, settled: bool) -> None:
         """Report one entry.
 
         `settled`: a later change will show in the entry's stamp, if it comes some ticks after the last.
@@ -248,7 +248,7 @@ class _Keeper:
         self._reported[path] = (kind == "d", stamp)
         self._put(ENTRY, fast_stdlib.dumps({"row": facts, "stamp": stamp.hex()}))
 
-    def _tell_gone(self) -> None:
+    def _report_gone(self) -> None:
         names: list[str] = []
         size = 0
         for name in self._gone:
@@ -288,7 +288,7 @@ class _Keeper:
             return False
         digest = blake2b(data, digest_size=32).hexdigest()
         held = self._known.holds(digest) or not self._contents
-        self._tell(path, "f", before, digest if held else "", settled=settled)
+        self._report_entry(path, "f", before, digest if held else "", settled=settled)
         if not held:
             for start in range(0, len(data), CHUNK):
                 self._put(DATA, data[start : start + CHUNK])
@@ -303,10 +303,10 @@ class _Keeper:
             if not _is_same(before, os.fstat(fd)):
                 return False
             if self._known.holds(digest) or not self._contents:
-                self._tell(path, "f", before, digest, settled=settled)
+                self._report_entry(path, "f", before, digest, settled=settled)
                 return True
         os.lseek(fd, 0, os.SEEK_SET)
-        self._tell(path, "f", before, "", settled=settled)
+        self._report_entry(path, "f", before, "", settled=settled)
         left = before.st_size
         while left and (chunk := os.read(fd, min(CHUNK, left))):
             self._put(DATA, chunk)

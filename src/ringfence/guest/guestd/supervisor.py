@@ -343,11 +343,11 @@ class Inside:
             return False
         if self._answer_by is not None and now >= min(self._answer_by, self._look_at):
             self._look_at = now + _LOOK_S
-            if now >= self._answer_by or self._spawner_stands_still():
-                self._give_it_up()
+            if now >= self._answer_by or self._spawner_is_stopped():
+                self._retry_or_fail_job()
         return True
 
-    def _give_it_up(self) -> None:
+    def _retry_or_fail_job(self) -> None:
         self._tries += 1
         if self._tries > _TRIES:
             self._answered(errno.EIO, "the spawner does not answer")
@@ -355,7 +355,7 @@ class Inside:
             self._start_clock()
             self._replace_spawner()
 
-    def _spawner_stands_still(self) -> bool:
+    def _spawner_is_stopped(self) -> bool:
         """Return whether a guest has stopped the spawner (D09)."""
         if self._spawner_pidfd < 0:
             return False

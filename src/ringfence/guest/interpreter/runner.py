@@ -270,18 +270,18 @@ def _show_source(source: str, name: str) -> None:
 
     linecache brings a dozen modules; it gets the text when the guest imports it.
     """
-    first = not _untold
-    _untold[name] = source
+    first = not _sources_to_fill
+    _sources_to_fill[name] = source
     if first:
-        on_import("linecache", _tell)
+        on_import("linecache", _fill_linecache)
 
 
-_untold: dict[str, str] = {}  # sources that linecache does not have yet
+_sources_to_fill: dict[str, str] = {}  # sources that linecache does not have yet
 
 
-def _tell(linecache: Any) -> None:
-    while _untold:
-        name, source = _untold.popitem()
+def _fill_linecache(linecache: Any) -> None:
+    while _sources_to_fill:
+        name, source = _sources_to_fill.popitem()
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
 
 

@@ -1,1 +1,1 @@
-"""Build a sandbox's processes and walls: the zygote, the monitor, the forker, PID 1 and the spawner."""
+"""Build a sandbox's processes: the zygote, the monitor, the forker, PID 1 and the spawner."""

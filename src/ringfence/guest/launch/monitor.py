@@ -37,7 +37,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
 
 
 def run(control: socket, request: Template, library: int, interpreter: forker.Interpreter) -> NoReturn:
-    """Make the forker, have the view built, then serve. Ends when the library is gone, or has let go and all ended."""
+    """Make the forker, have the view built, then serve. Ends when the library is gone, or closed it and all ended."""
     syscalls.set_name("rf-monitor")
     fast_stdlib.default_signals(fast_stdlib.SIGCHLD, fast_stdlib.SIGINT)
     ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET)

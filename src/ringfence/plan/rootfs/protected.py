@@ -142,7 +142,7 @@ def protection(
 def startup_files() -> list[str]:
     """Return the files that this Python runs at its next start, but for files in its own folders.
 
-    Its own folders are held anyway.
+    Its own folders are protected as folders.
     """
     own = (f"{sys.prefix}/", f"{sys.base_prefix}/")
     # The `ringfence` command removes folders from its `sys.path`, but the next command starts with them again (L12).

@@ -1,7 +1,7 @@
 """A backend for Ringfence made of util-linux: namespaces by `unshare`, files by `mount`, rights by `setpriv`.
 
 It shows the image "host", read-only host files, and no network. It shares the host's kernel, and makes no cgroup: CPU
-and memory are held for each process alone.
+and memory are limited for each process alone.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Toy(Struct):
         enforcement = _enforcement(plan.enforcement)
         if policy.strict and enforcement.weaker:
             raise UnsupportedError(
-                f"the policy is strict, and the toy backend holds {', '.join(enforcement.weaker)} less well",
+                f"the policy is strict, and the toy backend enforces {', '.join(enforcement.weaker)} less well",
                 code="strict",
                 fix="strict = false",
             )
@@ -148,7 +148,7 @@ class Toy(Struct):
 
 
 def _enforcement(held: Enforcement) -> Enforcement:
-    """Return what holds each promise here. guestd's filter of system calls and its cap on output stay as they are."""
+    """Return what enforces each promise here. guestd's filter of system calls and its cap on output stay."""
     by = "util-linux"
     return replace(
         held,
