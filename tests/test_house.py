@@ -47,6 +47,19 @@ def test_a_later_room_has_limits_in_proportion(house: ModuleType) -> None:
     assert house.limits_for_later(later[:1])["small modules"] == 2.0
 
 
+# One class for each version of cgroups: the module says which.
+SAME_CLASSES = {"Group", "Tree"}
+
+
+def test_a_class_name_stands_once_in_the_product(house: ModuleType) -> None:
+    places: dict[str, list[str]] = {}
+    for path in house.product_files():
+        for node in ast.walk(ast.parse(path.read_text())) if "_sync" not in path.parts else ():  # the twin of _async
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(house.PACKAGE)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1 and name not in SAME_CLASSES} == {}
+
+
 def test_no_test_holds_a_long_program_in_a_string() -> None:
     paths = [path for path in sorted((ROOT / "tests").rglob("*.py")) if str(path.relative_to(ROOT)) not in SCRIPTS]
     assert [row for path in paths if path.parent.parent.name != "programs" for row in long_strings(path)] == []

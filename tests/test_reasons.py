@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("src", "tests", "benchmarks", "examples")
-# A tool's word, with nothing behind it. `# noqa: X  # why` and `# type: ignore[x]  # why` are as they should be.
+# A tool's word with nothing behind it. With another comment behind the word, which says why, all is well.
 _SILENT = re.compile(r"#\s*(ruff:\s*)?(noqa|nosec|type:\s*ignore|mypy:|pragma:\s*no cover)[^#]*$")
 _LATER = re.compile(r"#.*\b(TO[D]O|FIX[M]E|XX[X]|HAC[K])\b")
 _BROAD = frozenset(["Exception", "BaseException"])

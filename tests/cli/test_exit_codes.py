@@ -9,7 +9,7 @@ import pytest
 
 from cli.samples import OK, denied, ended
 from ringfence.cli.console import Console
-from ringfence.cli.launch import Job, exit_code, has_notes
+from ringfence.cli.launch import CommandJob, exit_code, has_notes
 from ringfence.cli.notes import notes
 from ringfence.cli.options import exec_table
 from ringfence.cli.settings import Settings
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def noted(result: Result, command: str = "cat", *options: str, stderr: bytes = b"") -> list[str]:
     given = exec_table().parse([*options, "--", *command.split()], Console())
     assert given is not None
-    return notes(result, Job(given.words, folder=os.getcwd()), Settings(given, "dev"), stderr)
+    return notes(result, CommandJob(given.words, folder=os.getcwd()), Settings(given, "dev"), stderr)
 
 
 @pytest.mark.parametrize(

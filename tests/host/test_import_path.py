@@ -28,7 +28,7 @@ from ringfence import Mount, Policy, Sandbox, UnsupportedError
 from ringfence.gateway.secrets import trust
 from ringfence.host import import_path
 from ringfence.plan.rootfs.interpreter import HELPERS
-from ringfence.shared.tree_pack import Caps
+from ringfence.shared.tree_pack import TransferCaps
 from ringfence.transfer.download import Landing
 from test_imports import all_imports
 
@@ -319,7 +319,7 @@ def test_a_folder_that_a_download_fills_is_left_out_and_one_for_a_single_file_is
     """Files in a downloaded folder have names that the guest chose; a single file has the caller's name."""
     for name, folder in (("tree", True), ("file", False)):
         (tmp_path / name).mkdir()
-        Landing(tmp_path / name, "src/name", folder=folder, caps=Caps(1 << 20, 50)).give_up()
+        Landing(tmp_path / name, "src/name", folder=folder, caps=TransferCaps(1 << 20, 50)).give_up()
         assert (name, import_path.guest_can_write(str(tmp_path / name / "rf_left.py"))) == (name, folder)
 
 

@@ -216,7 +216,7 @@ def test_a_record_from_another_pid_namespace_counts_as_dead_only_when_nobody_loc
     own_state: Path, no_groups: None
 ) -> None:
     name = f"{os.getpid()}-1-{process_id.pid_namespace() + 1}"
-    owner = state.Owner(f"{state.directory('owners')}/{name}")
+    owner = state.OwnerRecord(f"{state.directory('owners')}/{name}")
     owner.note("cgroup", path="/sys/fs/cgroup/none")
     assert state.sweep() == SweepReport()
     owner.close()

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from ringfence import images
-from ringfence.images.store import Store
+from ringfence.images.store import ImageStore
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "images"
 PACKAGES = ["python3"]
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImageStore]:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    yield Store()
+    yield ImageStore()
     for info in images.list_images():
         images.remove(info.name)
 

@@ -26,7 +26,7 @@ from ringfence.errors import ImageError
 from ringfence.host import programs
 from ringfence.images import builder, packages
 from ringfence.images.builder import Recipe, RecipeFile, _key
-from ringfence.images.store import Store
+from ringfence.images.store import ImageStore
 from ringfence.policy.image import Image
 
 pytestmark = [
@@ -70,7 +70,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def cached(debian: str) -> str:
     """The first step of a recipe with python3 is in the cache already: the image that was built once."""
-    Store().set_step(_key("debian", packages.suite_of("debian"), ["python3"]), images.inspect(debian).digest)
+    ImageStore().set_step(_key("debian", packages.suite_of("debian"), ["python3"]), images.inspect(debian).digest)
     return debian
 
 
@@ -125,7 +125,7 @@ def test_a_recipe_without_files_is_not_made_twice_and_one_with_files_reads_them_
     for text in ("one", "two"):
         note.write_text(text)
         images.build("noted", Recipe(apt=("python3",), files=(RecipeFile(str(note), "/note"),)))
-        found.append(Path(Store().root(images.inspect("noted").digest), "note").read_text())
+        found.append(Path(ImageStore().root(images.inspect("noted").digest), "note").read_text())
     assert found == ["one", "two"]
 
 
@@ -147,7 +147,7 @@ def test_a_pip_package_that_does_not_exist_is_said_and_nothing_is_kept(cached: s
         images.build("mine2", Recipe(apt=("python3",), pip=("no-such-thing-at-all",)))
     assert (caught.value.code, "correct its name" in str(caught.value.fix)) == ("package-unknown", True)
     assert {info.name for info in images.list_images()} == before
-    assert os.listdir(f"{Store().directory}/work") == []
+    assert os.listdir(f"{ImageStore().directory}/work") == []
 
 
 def test_a_folder_goes_where_a_link_of_the_image_leads_and_a_pipe_or_a_missing_file_is_refused(
@@ -158,7 +158,7 @@ def test_a_folder_goes_where_a_link_of_the_image_leads_and_a_pipe_or_a_missing_f
     (folder / "tool").write_text("a tool")
     os.mkfifo(pipe)
     info = images.build("tooled", Recipe(apt=("python3",), files=(RecipeFile(str(folder), "/bin"),)))
-    assert Path(Store().root(info.digest), "usr/bin/tool").read_text() == "a tool"
+    assert Path(ImageStore().root(info.digest), "usr/bin/tool").read_text() == "a tool"
     for source, why in (
         (pipe, "is no regular file"),
         (tmp_path / "gone", "gone, which goes to /opt/it, does not exist"),
@@ -182,7 +182,7 @@ def test_what_pip_would_build_does_not_run_on_this_host(cached: str, index: Path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without uids to map an ordinary user cannot build")
-def test_a_debian_package_that_does_not_exist_is_said_and_nothing_is_kept(store: Store) -> None:
+def test_a_debian_package_that_does_not_exist_is_said_and_nothing_is_kept(store: ImageStore) -> None:
     with pytest.raises(ImageError, match="no package") as caught:
         images.build("mine", Recipe(apt=("no-such-package-at-all",)))
     assert caught.value.code == "package-unknown"
@@ -197,7 +197,7 @@ images.build("mine", Recipe(), progress=lambda message: print(message, flush=Tru
 """
 
 
-def builders(store: Store) -> list[str]:
+def builders(store: ImageStore) -> list[str]:
     """Processes that work below the store: their TMPDIR is there."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -211,7 +211,7 @@ def builders(store: Store) -> list[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without uids to map an ordinary user cannot build")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_build_that_is_stopped_ends_with_all_it_started(number: signal.Signals, store: Store) -> None:
+def test_a_build_that_is_stopped_ends_with_all_it_started(number: signal.Signals, store: ImageStore) -> None:
     source = str(Path(__file__).resolve().parents[2] / "src")
     running = subprocess.Popen(
         [sys.executable, "-c", _BUILD],
@@ -236,12 +236,12 @@ def test_a_build_that_is_stopped_ends_with_all_it_started(number: signal.Signals
 
 
 def test_an_image_without_python_takes_no_pip_packages(cached: str, index: Path, tmp_path: Path) -> None:
-    root = Path(Store().root(images.inspect(cached).digest))
+    root = Path(ImageStore().root(images.inspect(cached).digest))
     bare = tmp_path / "bare"
     (bare / "bin").mkdir(parents=True)
     shutil.copy(root / "usr/bin/true", bare / "bin/true")
     digest = images.import_image("bare", bare).digest
-    Store().set_step(_key("debian", packages.suite_of("debian"), []), digest)
+    ImageStore().set_step(_key("debian", packages.suite_of("debian"), []), digest)
     with pytest.raises(ImageError, match="need a Python in the image"):
         images.build("mine3", Recipe(pip=("greeter",)))
 
@@ -252,7 +252,7 @@ cat "$0.tar" /dev/zero
 
 
 def test_a_root_that_is_refused_while_it_comes_is_refused_with_its_own_reason(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mmdebstrap").write_text(_OVERFLOWING)
     (tmp_path / "mmdebstrap").chmod(0o755)
@@ -280,11 +280,11 @@ os.environ.update(XDG_DATA_HOME=sys.argv[1] + "/data")
 from ringfence import images
 from ringfence.host import programs as host_programs
 host_programs.SYSTEM_FOLDERS = (sys.argv[1], *host_programs.SYSTEM_FOLDERS)
-from ringfence.images.store import Store
+from ringfence.images.store import ImageStore
 from ringfence.images.builder import Recipe
-print(Store().sweep() if "sweep" in sys.argv else "", flush=True)
+print(ImageStore().sweep() if "sweep" in sys.argv else "", flush=True)
 info = images.build("mine", Recipe(apt=("true",)), progress=lambda message: print(message, flush=True))
-print(open(Store().root(info.digest) + "/bin/map").read().split(), os.listdir(Store().directory + "/work"))
+print(open(ImageStore().root(info.digest) + "/bin/map").read().split(), os.listdir(ImageStore().directory + "/work"))
 """
 
 

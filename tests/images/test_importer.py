@@ -22,8 +22,8 @@ from ringfence import images
 from ringfence.errors import ImageError, PolicyError
 from ringfence.host import programs
 from ringfence.images import make
-from ringfence.images.store import Store
-from ringfence.images.tar_reader import Caps
+from ringfence.images.store import ImageStore
+from ringfence.images.tar_reader import ArchiveCaps
 from ringfence.policy.host_paths import LinkError
 
 OUTFIT = {"dev", "proc", "sys", "tmp", "workspace", "run", "var", "home", "root", "mnt", "opt", "srv", "usr"}
@@ -35,7 +35,7 @@ def write(folder: Path, data: bytes, name: str = "archive.tar") -> Path:
     return path
 
 
-def contents(store: Store, name: str) -> dict[str, str]:
+def contents(store: ImageStore, name: str) -> dict[str, str]:
     """Return the files of an image, without the files that every image gets."""
     root = Path(store.root(images.inspect(name).digest))
     found = {}
@@ -49,7 +49,7 @@ def contents(store: Store, name: str) -> dict[str, str]:
     return found
 
 
-def nothing_kept(store: Store) -> bool:
+def nothing_kept(store: ImageStore) -> bool:
     """Assert that the store has no image, no tree and no half-made files."""
     places = [Path(store.directory, name) for name in ("names", "trees", "steps", "work")]
     left = [child for place in places if place.is_dir() for child in place.iterdir()]
@@ -57,7 +57,7 @@ def nothing_kept(store: Store) -> bool:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
-def test_a_tar_is_imported_however_it_is_compressed(pack: object, store: Store, tmp_path: Path) -> None:
+def test_a_tar_is_imported_however_it_is_compressed(pack: object, store: ImageStore, tmp_path: Path) -> None:
     path = write(tmp_path, pack(tar(ROOT)))  # type: ignore[operator]  # a function
     info = images.import_image("one", path)
     assert (info.source, info.python, info.env) == ("tar", None, {})
@@ -65,13 +65,13 @@ def test_a_tar_is_imported_however_it_is_compressed(pack: object, store: Store, 
 
 
 @pytest.mark.skipif(shutil.which("zstd") is None, reason="zstd is missing")
-def test_a_tar_in_zstd_is_imported(store: Store, tmp_path: Path) -> None:
+def test_a_tar_in_zstd_is_imported(store: ImageStore, tmp_path: Path) -> None:
     packed = subprocess.run(["zstd", "-qc"], input=tar(ROOT), capture_output=True, check=True).stdout
     images.import_image("one", write(tmp_path, packed))
     assert contents(store, "one") == {"bin": "/", "bin/tool": "#!/bin/sh\n"}
 
 
-def test_a_folder_and_its_tar_are_the_same_image_and_stored_once(store: Store, tmp_path: Path) -> None:
+def test_a_folder_and_its_tar_are_the_same_image_and_stored_once(store: ImageStore, tmp_path: Path) -> None:
     folder = tmp_path / "root"
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "tool").write_text("x" * 5000)
@@ -88,7 +88,7 @@ def test_a_folder_and_its_tar_are_the_same_image_and_stored_once(store: Store, t
 
 
 def test_nothing_is_imported_or_exported_through_a_link_that_a_guest_could_have_made(
-    store: Store, tmp_path: Path
+    store: ImageStore, tmp_path: Path
 ) -> None:
     """L15, L16: a guest of the image would see what the link leads to."""
     folder = tmp_path / "root"
@@ -109,7 +109,7 @@ def test_nothing_is_imported_or_exported_through_a_link_that_a_guest_could_have_
     assert (tmp_path / "real.tar").read_bytes() == tar(ROOT)
 
 
-def test_a_file_in_two_images_is_stored_once(store: Store, tmp_path: Path) -> None:
+def test_a_file_in_two_images_is_stored_once(store: ImageStore, tmp_path: Path) -> None:
     big = E("bin/big", b"y" * 100_000)
     one = images.import_image("one", write(tmp_path, tar([*ROOT, big])))
     two = images.import_image("two", write(tmp_path, tar([*ROOT, big, E("bin/more", b"z")])))
@@ -148,7 +148,7 @@ INNER = {
 
 @pytest.mark.parametrize("kind", ["docker", "docker packed", "docker in gzip", "oci"])
 def test_layers_of_an_archive_are_applied_in_order_and_its_configuration_is_data(
-    kind: str, store: Store, tmp_path: Path
+    kind: str, store: ImageStore, tmp_path: Path
 ) -> None:
     described = config([LOWER, UPPER], **INNER)
     made = {
@@ -165,7 +165,7 @@ def test_layers_of_an_archive_are_applied_in_order_and_its_configuration_is_data
     assert "OnBuild of the image is not used" in info.notes
 
 
-def test_layers_that_are_links_to_others_as_old_archives_have_them(store: Store, tmp_path: Path) -> None:
+def test_layers_that_are_links_to_others_as_old_archives_have_them(store: ImageStore, tmp_path: Path) -> None:
     layer = tar(ROOT)
     text = json.dumps(config([layer])).encode()
     folder = sha(b"layer")
@@ -176,7 +176,7 @@ def test_layers_that_are_links_to_others_as_old_archives_have_them(store: Store,
     assert contents(store, "one") == {"bin": "/", "bin/tool": "#!/bin/sh\n"}
 
 
-def test_every_image_has_the_user_and_files_of_ours(store: Store, tmp_path: Path) -> None:
+def test_every_image_has_the_user_and_files_of_ours(store: ImageStore, tmp_path: Path) -> None:
     passwd = b"root:x:0:0::/root:/bin/bash\nnode:x:1000:1000::/home/node:/bin/sh\nuser:x:1234:1::/:/bin/false"
     extra = [
         E("etc/passwd", passwd),
@@ -198,7 +198,7 @@ def test_every_image_has_the_user_and_files_of_ours(store: Store, tmp_path: Path
     assert info.notes == ("1 device nodes left out", f"/dev: {own}", f"/workspace: {own}")
 
 
-def test_an_etc_passwd_that_is_a_link_to_a_host_file_is_not_followed(store: Store, tmp_path: Path) -> None:
+def test_an_etc_passwd_that_is_a_link_to_a_host_file_is_not_followed(store: ImageStore, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("secret of the host")
     info = images.import_image("one", write(tmp_path, tar([*ROOT, symlink("etc/passwd", str(victim))])))
@@ -223,7 +223,7 @@ def python_at(*entries: E) -> list[E]:
     ],
 )
 def test_the_images_python_is_found_inside_its_root(
-    entries: list[E], env: list[str], expected: str | None, store: Store, tmp_path: Path
+    entries: list[E], env: list[str], expected: str | None, store: ImageStore, tmp_path: Path
 ) -> None:
     layer = tar(python_at(*entries))
     info = images.import_image("one", write(tmp_path, docker([layer], config([layer], Env=env))))
@@ -294,7 +294,9 @@ def bad_archives() -> dict[str, tuple[bytes, str, str]]:
 
 
 @pytest.mark.parametrize("case", bad_archives())
-def test_a_bad_archive_is_refused_with_its_reason_and_nothing_is_kept(case: str, store: Store, tmp_path: Path) -> None:
+def test_a_bad_archive_is_refused_with_its_reason_and_nothing_is_kept(
+    case: str, store: ImageStore, tmp_path: Path
+) -> None:
     data, code, why = bad_archives()[case]
     with pytest.raises(ImageError, match=why) as caught:
         images.import_image("one", write(tmp_path, data))
@@ -302,7 +304,7 @@ def test_a_bad_archive_is_refused_with_its_reason_and_nothing_is_kept(case: str,
     assert nothing_kept(store)
 
 
-def test_a_source_that_is_not_there_or_is_no_file_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_source_that_is_not_there_or_is_no_file_is_refused(store: ImageStore, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         images.import_image("one", tmp_path / "missing.tar")
     with pytest.raises(ImageError, match="neither a file nor a folder"):
@@ -313,14 +315,14 @@ def test_a_source_that_is_not_there_or_is_no_file_is_refused(store: Store, tmp_p
 
 
 @pytest.mark.parametrize("name", ["host", "a/b", "", "../x", "-x", "x+y", "x+0123456789ab", "a" * 65])
-def test_a_name_that_is_none_is_refused(name: str, store: Store, tmp_path: Path) -> None:
+def test_a_name_that_is_none_is_refused(name: str, store: ImageStore, tmp_path: Path) -> None:
     with pytest.raises((PolicyError, ImageError)):
         images.import_image(name, write(tmp_path, tar(ROOT)))
     assert nothing_kept(store)
 
 
 def test_an_engine_that_is_not_there_or_a_name_that_is_an_option_is_refused(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: ImageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ImageError, match="is no name of an image"):
         images.import_image("one", "docker:--help")
@@ -343,7 +345,7 @@ cp "$DOCKER_ARCHIVE" "$out"
 
 
 def test_an_image_of_an_engine_is_what_its_save_writes(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine's program stands in for a daemon; the archive is what one writes."""
     (tmp_path / "bin").mkdir()
@@ -360,7 +362,7 @@ def test_an_image_of_an_engine_is_what_its_save_writes(
     assert "can become root" in str(caught.value.fix)
 
 
-def test_exporting_and_importing_gives_the_same_image(store: Store, tmp_path: Path) -> None:
+def test_exporting_and_importing_gives_the_same_image(store: ImageStore, tmp_path: Path) -> None:
     layer = tar([*ROOT, E("d/ü\n", b"x", mode=0o600), E("e/" + "n" * 150, b"y"), symlink("l", "/x")])
     one = images.import_image("one", write(tmp_path, docker([layer], config([layer], Env=["A=b"], Cmd=["x"]))))
     images.export("one", tmp_path / "out.tar")
@@ -368,7 +370,7 @@ def test_exporting_and_importing_gives_the_same_image(store: Store, tmp_path: Pa
     assert (two.digest, two.env, two.config) == (one.digest, one.env, one.config)
 
 
-def test_a_tree_that_was_changed_is_found_and_not_exported(store: Store, tmp_path: Path) -> None:
+def test_a_tree_that_was_changed_is_found_and_not_exported(store: ImageStore, tmp_path: Path) -> None:
     info = images.import_image("one", write(tmp_path, tar(ROOT)))
     images.verify("one")
     tool = Path(store.root(info.digest), "bin/tool")
@@ -380,7 +382,7 @@ def test_a_tree_that_was_changed_is_found_and_not_exported(store: Store, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive.tar", "data"]
 
 
-def test_random_damage_to_an_archive_never_leaves_half_an_image(store: Store, tmp_path: Path) -> None:
+def test_random_damage_to_an_archive_never_leaves_half_an_image(store: ImageStore, tmp_path: Path) -> None:
     chance = random.Random(5)
     whole = docker([LOWER, UPPER], config([LOWER, UPPER]))
     for _ in range(60):
@@ -397,7 +399,7 @@ def test_random_damage_to_an_archive_never_leaves_half_an_image(store: Store, tm
 
 
 def test_an_image_of_a_running_engine_comes_out_as_it_went_in(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engines.running("docker")
     if isinstance(engine, str) or shutil.which("docker") is None:
@@ -416,23 +418,26 @@ def test_an_image_of_a_running_engine_comes_out_as_it_went_in(
 
 
 def test_a_folder_with_more_than_an_image_may_hold_is_refused(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No header says beforehand what a folder holds."""
     (tmp_path / "root" / "bin").mkdir(parents=True)
     for name in ("a", "b", "c"):
         (tmp_path / "root" / "bin" / name).write_bytes(b"x" * 1000)
-    for caps, why in ((Caps(entries=3), "more than 3 files"), (Caps(size=2999), "no space left|larger than 2,999")):
+    for caps, why in (
+        (ArchiveCaps(entries=3), "more than 3 files"),
+        (ArchiveCaps(size=2999), "no space left|larger than 2,999"),
+    ):
         monkeypatch.setattr(make, "caps_for", lambda _, caps=caps: caps)
         with pytest.raises(ImageError, match=why):
             images.import_image("one", tmp_path / "root")
         assert nothing_kept(store)
-    monkeypatch.setattr(make, "caps_for", lambda _: Caps(entries=100, size=9000))
+    monkeypatch.setattr(make, "caps_for", lambda _: ArchiveCaps(entries=100, size=9000))
     images.import_image("one", tmp_path / "root")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
-def test_a_file_system_mounted_in_a_folder_is_left_out_and_noted(store: Store, tmp_path: Path) -> None:
+def test_a_file_system_mounted_in_a_folder_is_left_out_and_noted(store: ImageStore, tmp_path: Path) -> None:
     (tmp_path / "root" / "bin").mkdir(parents=True)
     (tmp_path / "root" / "other").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "rf-tests", str(tmp_path / "root" / "other")], check=True)

@@ -13,17 +13,17 @@ import pytest
 
 from ringfence import ImageError
 from ringfence.images.packages import add_npm
-from ringfence.images.tree import Tree
+from ringfence.images.tree import ImageTree
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
+def tree(tmp_path: Path) -> ImageTree:
     if shutil.which("npm") is None or shutil.which("git") is None:
         pytest.skip("npm or git is not installed")
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "scratch folder").mkdir()
-    return Tree(str(root))
+    return ImageTree(str(root))
 
 
 def package(at: Path, needs: dict[str, str]) -> str:
@@ -47,21 +47,21 @@ def repository(at: Path) -> str:
     return f"git+file://{at}"
 
 
-def install(tree: Tree, tmp_path: Path, name: str) -> list[str]:
+def install(tree: ImageTree, tmp_path: Path, name: str) -> list[str]:
     with tree:
         tree.begin_layer()
         add_npm(tree, (name,), str(tmp_path / "scratch folder"), lambda _: None)
     return sorted(str(path.relative_to(tree.directory)) for path in Path(tree.directory).rglob("*") if path.is_file())
 
 
-def test_an_archive_that_a_recipe_names_is_installed(tree: Tree, tmp_path: Path) -> None:
+def test_an_archive_that_a_recipe_names_is_installed(tree: ImageTree, tmp_path: Path) -> None:
     assert install(tree, tmp_path, package(tmp_path / "plain.tgz", {})) == [
         "usr/local/lib/node_modules/plain/package.json"
     ]
 
 
 def test_a_repository_of_this_host_that_a_package_needs_does_not_come_into_the_image(
-    tree: Tree, tmp_path: Path
+    tree: ImageTree, tmp_path: Path
 ) -> None:
     """git is a program that npm starts, on an address that a stranger's package names."""
     name = package(tmp_path / "needing.tgz", {"private": repository(tmp_path / "mine")})

@@ -14,7 +14,7 @@ from images.packing import E, directory, symlink
 from programs import read_program
 from ringfence import Mount, Policy, Sandbox, UnsupportedError, images
 from ringfence.backends.engine import guestd_bundle
-from ringfence.images.store import Store
+from ringfence.images.store import ImageStore
 
 TOOL = read_program("images/on_engines_tool.c")
 PRELOADED = r"""
@@ -49,7 +49,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Sandbox]:
 
 
 def test_an_image_of_one_static_program_runs_and_its_configuration_chooses_nothing(
-    make: Callable[..., Sandbox], tool: bytes, store: Store, tmp_path: Path
+    make: Callable[..., Sandbox], tool: bytes, store: ImageStore, tmp_path: Path
 ) -> None:
     del store
     layer = packing.tar(
@@ -69,7 +69,7 @@ def test_an_image_of_one_static_program_runs_and_its_configuration_chooses_nothi
 
 
 def test_one_tree_serves_two_sandboxes_and_is_not_copied(
-    make: Callable[..., Sandbox], tool: bytes, store: Store, tmp_path: Path
+    make: Callable[..., Sandbox], tool: bytes, store: ImageStore, tmp_path: Path
 ) -> None:
     del store
     root = tmp_path / "root"
@@ -86,7 +86,7 @@ def test_one_tree_serves_two_sandboxes_and_is_not_copied(
 
 
 def test_an_images_preload_list_is_loaded_into_nothing_of_ours(
-    make: Callable[..., Sandbox], tool: bytes, store: Store, tmp_path: Path
+    make: Callable[..., Sandbox], tool: bytes, store: ImageStore, tmp_path: Path
 ) -> None:
     """guestd is started by a loader, which reads that file before all else; with guestd's rights."""
     del store
@@ -133,7 +133,7 @@ def test_a_top_name_that_a_wall_cannot_show_is_refused_in_words(
     request: pytest.FixtureRequest,
     make: Callable[..., Sandbox],
     tool: bytes,
-    store: Store,
+    store: ImageStore,
     tmp_path: Path,
     name: str,
     said: str,
@@ -162,7 +162,7 @@ def test_a_top_name_that_a_wall_cannot_show_is_refused_in_words(
 
 
 def test_a_long_link_at_the_top_and_a_long_mount_are_shown_behind_every_wall(
-    make: Callable[..., Sandbox], tool: bytes, store: Store, tmp_path: Path
+    make: Callable[..., Sandbox], tool: bytes, store: ImageStore, tmp_path: Path
 ) -> None:
     """The oldest form of tar has 100 bytes for a link and 256 for a name."""
     del store

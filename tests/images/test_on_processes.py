@@ -16,7 +16,7 @@ from accounts import OrdinaryUser
 from images.packing import E, directory, symlink, tar
 from ringfence import Limits, Mount, Policy, Sandbox, images
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
-from ringfence.images.store import Store
+from ringfence.images.store import ImageStore
 from ringfence.policy.image import Image
 
 pytestmark = pytest.mark.timeout(300)  # the first run on a machine builds the image
@@ -84,7 +84,7 @@ def test_a_folder_of_the_host_is_shown_at_its_own_path_beside_the_images(debian:
 
 
 def test_the_store_itself_cannot_be_mounted(debian: str, tmp_path: Path) -> None:
-    store = Store()
+    store = ImageStore()
     for source in (store.directory, f"{store.directory}/trees", store.root(images.inspect(debian).digest)):
         with pytest.raises(PolicyError, match="own state"):
             ringfence.run("1", policy=Policy(mounts=[Mount(source, target="/data")]))
@@ -104,7 +104,7 @@ def static_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "hello").read_bytes()
 
 
-def bare(store: Store, folder: Path, program: bytes, *more: E) -> str:
+def bare(store: ImageStore, folder: Path, program: bytes, *more: E) -> str:
     path = folder / "bare.tar"
     path.write_bytes(tar([directory("bin"), E("bin/hello", program, mode=0o755), *more]))
     images.import_image("bare", path)
@@ -112,7 +112,7 @@ def bare(store: Store, folder: Path, program: bytes, *more: E) -> str:
 
 
 def test_an_image_without_python_runs_its_programs_and_says_so_for_code(
-    store: Store, tmp_path: Path, static_program: bytes
+    store: ImageStore, tmp_path: Path, static_program: bytes
 ) -> None:
     with Sandbox(image=bare(store, tmp_path, static_program)) as box:
         assert box.exec(["hello"]).stdout == "hello\n"
@@ -127,7 +127,7 @@ def test_an_image_without_python_runs_its_programs_and_says_so_for_code(
 
 
 def test_every_file_operation_works_in_a_root_that_holds_one_program(
-    store: Store, tmp_path: Path, static_program: bytes
+    store: ImageStore, tmp_path: Path, static_program: bytes
 ) -> None:
     with Sandbox(image=bare(store, tmp_path, static_program)) as box:
         box.files.write("a/x.txt", "one\ntwo\n")
@@ -148,7 +148,7 @@ def test_every_file_operation_works_in_a_root_that_holds_one_program(
 
 
 def test_nothing_of_a_root_is_imported_by_our_own_processes(
-    store: Store, tmp_path: Path, static_program: bytes
+    store: ImageStore, tmp_path: Path, static_program: bytes
 ) -> None:
     """J19. The root holds modules under every name that our processes use, where the caller's Python looks for its own:
     each would leave a mark on standard error, or fail, if it were imported."""
@@ -166,7 +166,9 @@ def test_nothing_of_a_root_is_imported_by_our_own_processes(
         assert box.files.read("x") == b"1"
 
 
-def test_links_at_the_top_of_a_root_lead_nowhere_outside(store: Store, tmp_path: Path, static_program: bytes) -> None:
+def test_links_at_the_top_of_a_root_lead_nowhere_outside(
+    store: ImageStore, tmp_path: Path, static_program: bytes
+) -> None:
     """M10. Nothing is made or mounted behind a link of the image, neither by us nor for a mount of the policy."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -182,7 +184,7 @@ def test_links_at_the_top_of_a_root_lead_nowhere_outside(store: Store, tmp_path:
     assert not os.path.ismount(outside)
 
 
-def test_an_image_cannot_hide_what_every_sandbox_has(store: Store, tmp_path: Path, static_program: bytes) -> None:
+def test_an_image_cannot_hide_what_every_sandbox_has(store: ImageStore, tmp_path: Path, static_program: bytes) -> None:
     entries = [
         symlink("proc", "/etc"),
         symlink("dev", "/"),
@@ -254,15 +256,15 @@ def test_variables_of_the_caller_win_over_those_of_the_image(debian: str) -> Non
 
 
 def test_an_image_is_in_use_while_a_sandbox_is_open_and_stored_once_for_ten(debian: str) -> None:
-    images.export(debian, Path(Store().directory, "work", "again.tar"))
-    images.import_image("again", Path(Store().directory, "work", "again.tar"))
-    os.unlink(Path(Store().directory, "work", "again.tar"))
+    images.export(debian, Path(ImageStore().directory, "work", "again.tar"))
+    images.import_image("again", Path(ImageStore().directory, "work", "again.tar"))
+    os.unlink(Path(ImageStore().directory, "work", "again.tar"))
     assert images.inspect("again").digest == images.inspect(debian).digest
-    assert len(list(Store().every_tree())) == 1
+    assert len(list(ImageStore().every_tree())) == 1
     boxes = [Sandbox(image="again").start() for _ in range(10)]
     try:
         assert {box.exec(["echo", "x"]).stdout for box in boxes} == {"x\n"}
-        assert len(list(Store().every_tree())) == 1
+        assert len(list(ImageStore().every_tree())) == 1
         with pytest.raises(ImageError, match="in use"):
             images.remove("again")
     finally:
@@ -273,7 +275,7 @@ def test_an_image_is_in_use_while_a_sandbox_is_open_and_stored_once_for_ten(debi
 
 
 def test_an_image_that_is_imported_again_is_the_new_one_for_the_next_sandbox(
-    store: Store, tmp_path: Path, static_program: bytes
+    store: ImageStore, tmp_path: Path, static_program: bytes
 ) -> None:
     bare(store, tmp_path, static_program, E("version", b"1"))
     with Sandbox(image="bare") as old:

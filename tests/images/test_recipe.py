@@ -11,7 +11,7 @@ from ringfence.errors import ImageError, PolicyError, UnsupportedError
 from ringfence.host import programs
 from ringfence.images import builder, packages
 from ringfence.images.builder import Recipe, RecipeFile, load, loads
-from ringfence.images.store import Store
+from ringfence.images.store import ImageStore
 
 WHOLE = """
 base = "debian:stable"
@@ -87,7 +87,7 @@ def test_a_preset_is_a_recipe(name: str) -> None:
     assert ("nodejs" in recipe.apt) == (name in ("node", "polyglot"))
 
 
-def test_bad_arguments_of_build_start_nothing(store: Store, tmp_path: Path) -> None:
+def test_bad_arguments_of_build_start_nothing(store: ImageStore, tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="a recipe or from a preset"):
         images.build("x")
     with pytest.raises(PolicyError, match="no preset named 'pythn'"):
@@ -101,7 +101,7 @@ def test_bad_arguments_of_build_start_nothing(store: Store, tmp_path: Path) -> N
     assert not Path(store.directory).exists()
 
 
-def test_without_mmdebstrap_building_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mmdebstrap_building_says_what_to_install(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "SYSTEM_FOLDERS", ())
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UnsupportedError, match="needs mmdebstrap") as caught:

@@ -17,7 +17,7 @@ from images.packing import ROOT, E, docker, tar
 from programs import read_program
 from ringfence import images
 from ringfence.errors import ImageError, PolicyError
-from ringfence.images.store import ImageInfo, Store, default_directory, lock
+from ringfence.images.store import ImageInfo, ImageStore, default_directory, lock
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -28,7 +28,7 @@ def archive(folder: Path, *more: E, name: str = "a.tar") -> Path:
     return path
 
 
-def left(store: Store) -> dict[str, int]:
+def left(store: ImageStore) -> dict[str, int]:
     return {name: len(os.listdir(f"{store.directory}/{name}")) for name in ("names", "trees", "work")}
 
 
@@ -41,14 +41,14 @@ def test_the_store_is_in_the_users_data_directory(monkeypatch: pytest.MonkeyPatc
     assert default_directory() == f"{expected}/ringfence/images"
 
 
-def test_listing_and_looking_up_make_nothing(store: Store) -> None:
+def test_listing_and_looking_up_make_nothing(store: ImageStore) -> None:
     assert images.list_images() == []
     with pytest.raises(ImageError, match="no image named 'x'"):
         images.inspect("x")
     assert not Path(store.directory).exists()
 
 
-def test_an_unknown_name_is_answered_with_the_nearest(store: Store, tmp_path: Path) -> None:
+def test_an_unknown_name_is_answered_with_the_nearest(store: ImageStore, tmp_path: Path) -> None:
     images.import_image("analysis", archive(tmp_path))
     for name, fix in [
         ("analisys", "did you mean analysis?"),
@@ -60,14 +60,14 @@ def test_an_unknown_name_is_answered_with_the_nearest(store: Store, tmp_path: Pa
         assert (str(caught.value), caught.value.fix) == (f"no image named {name!r}", fix)
 
 
-def test_a_store_that_others_can_write_to_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_store_that_others_can_write_to_is_refused(store: ImageStore, tmp_path: Path) -> None:
     os.makedirs(store.directory)
     os.chmod(store.directory, 0o777)
     with pytest.raises(ImageError, match="only this user can write"):
         images.import_image("one", archive(tmp_path))
 
 
-def test_removing_drops_files_that_no_other_image_has(store: Store, tmp_path: Path) -> None:
+def test_removing_drops_files_that_no_other_image_has(store: ImageStore, tmp_path: Path) -> None:
     images.import_image("one", archive(tmp_path, E("only", b"1" * 5000)))
     images.import_image("two", archive(tmp_path, E("other", b"2")))
     images.remove("one")
@@ -77,7 +77,7 @@ def test_removing_drops_files_that_no_other_image_has(store: Store, tmp_path: Pa
         images.remove("one")
 
 
-def test_two_names_of_one_tree_share_it_until_the_last_is_removed(store: Store, tmp_path: Path) -> None:
+def test_two_names_of_one_tree_share_it_until_the_last_is_removed(store: ImageStore, tmp_path: Path) -> None:
     path = archive(tmp_path)
     assert images.import_image("one", path).digest == images.import_image("two", path).digest
     images.remove("one")
@@ -87,7 +87,7 @@ def test_two_names_of_one_tree_share_it_until_the_last_is_removed(store: Store, 
     assert left(store) == {"names": 0, "trees": 0, "work": 0}
 
 
-def test_an_image_that_is_replaced_keeps_its_old_tree_until_gc(store: Store, tmp_path: Path) -> None:
+def test_an_image_that_is_replaced_keeps_its_old_tree_until_gc(store: ImageStore, tmp_path: Path) -> None:
     old = images.import_image("one", archive(tmp_path)).digest
     new = images.import_image("one", archive(tmp_path, E("new", b"1"))).digest
     assert sorted(os.listdir(f"{store.directory}/trees")) == sorted([old, new])
@@ -95,7 +95,7 @@ def test_an_image_that_is_replaced_keeps_its_old_tree_until_gc(store: Store, tmp
     assert os.listdir(f"{store.directory}/trees") == [new]
 
 
-def test_an_image_in_use_is_not_removed_and_its_tree_not_collected(store: Store, tmp_path: Path) -> None:
+def test_an_image_in_use_is_not_removed_and_its_tree_not_collected(store: ImageStore, tmp_path: Path) -> None:
     info = images.import_image("one", archive(tmp_path))
     with store.hold(info.digest):
         with pytest.raises(ImageError, match="in use by a sandbox") as caught:
@@ -107,7 +107,7 @@ def test_an_image_in_use_is_not_removed_and_its_tree_not_collected(store: Store,
     assert images.gc().trees == 1
 
 
-def test_a_damaged_image_that_is_imported_again_is_whole_again(store: Store, tmp_path: Path) -> None:
+def test_a_damaged_image_that_is_imported_again_is_whole_again(store: ImageStore, tmp_path: Path) -> None:
     path = archive(tmp_path, E("bin/big", b"y" * 5000))
     info = images.import_image("one", path)
     Path(store.root(info.digest), "bin/big").write_bytes(b"n" * 5000)
@@ -118,7 +118,7 @@ def test_a_damaged_image_that_is_imported_again_is_whole_again(store: Store, tmp
     assert left(store) == {"names": 1, "trees": 1, "work": 0}
 
 
-def test_a_damaged_file_does_not_come_into_another_image(store: Store, tmp_path: Path) -> None:
+def test_a_damaged_file_does_not_come_into_another_image(store: ImageStore, tmp_path: Path) -> None:
     big = E("bin/big", b"y" * 5000)
     path = Path(store.root(images.import_image("one", archive(tmp_path, big)).digest), "bin/big")
     before = path.stat()
@@ -132,7 +132,7 @@ def test_a_damaged_file_does_not_come_into_another_image(store: Store, tmp_path:
 
 @pytest.mark.parametrize("change", [lambda path: path.chmod(0o777), lambda path: os.utime(path, (1, 1))])
 def test_a_file_with_another_mode_or_time_does_not_come_into_another_image(
-    change: Callable[[Path], None], store: Store, tmp_path: Path
+    change: Callable[[Path], None], store: ImageStore, tmp_path: Path
 ) -> None:
     big = E("bin/big", b"y" * 5000)
     change(Path(store.root(images.import_image("one", archive(tmp_path, big)).digest), "bin/big"))
@@ -140,7 +140,7 @@ def test_a_file_with_another_mode_or_time_does_not_come_into_another_image(
     images.verify("two")
 
 
-def test_a_list_of_files_that_lies_is_not_believed(store: Store, tmp_path: Path) -> None:
+def test_a_list_of_files_that_lies_is_not_believed(store: ImageStore, tmp_path: Path) -> None:
     big = E("bin/big", b"y" * 5000)
     info = images.import_image("one", archive(tmp_path, big))
     listing = Path(store.directory, "trees", info.digest, "files")
@@ -155,7 +155,7 @@ def test_a_list_of_files_that_lies_is_not_believed(store: Store, tmp_path: Path)
         images.remove("two")  # else its list, which is honest, serves the next
 
 
-def test_a_damaged_record_is_said_and_can_be_removed(store: Store, tmp_path: Path) -> None:
+def test_a_damaged_record_is_said_and_can_be_removed(store: ImageStore, tmp_path: Path) -> None:
     images.import_image("one", archive(tmp_path))
     Path(store.directory, "names", "one.json").write_text("{")
     assert images.list_images() == []
@@ -166,7 +166,7 @@ def test_a_damaged_record_is_said_and_can_be_removed(store: Store, tmp_path: Pat
 
 
 @pytest.mark.parametrize("field", ["digest", "name"])
-def test_a_record_cannot_point_out_of_the_store(field: str, store: Store, tmp_path: Path) -> None:
+def test_a_record_cannot_point_out_of_the_store(field: str, store: ImageStore, tmp_path: Path) -> None:
     info = images.import_image("one", archive(tmp_path))
     store.write("names/one.json", {"version": 1, **info.to_dict(), field: "../../../../etc"})
     with pytest.raises(ImageError, match="damaged"):
@@ -176,7 +176,7 @@ def test_a_record_cannot_point_out_of_the_store(field: str, store: Store, tmp_pa
             images.inspect(name)
 
 
-def test_many_imports_at_once_come_to_one_tree_for_the_same_content(store: Store, tmp_path: Path) -> None:
+def test_many_imports_at_once_come_to_one_tree_for_the_same_content(store: ImageStore, tmp_path: Path) -> None:
     paths = [archive(tmp_path, E("x", bytes([i % 2]) * 3000), name=f"{i}.tar") for i in range(8)]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda i: images.import_image(f"i{i}", paths[i]), range(8)))
@@ -189,7 +189,7 @@ def test_many_imports_at_once_come_to_one_tree_for_the_same_content(store: Store
 _SLOW = read_program("images/store_slow.py")
 
 
-def test_an_import_that_is_killed_leaves_only_what_the_next_one_removes(store: Store, tmp_path: Path) -> None:
+def test_an_import_that_is_killed_leaves_only_what_the_next_one_removes(store: ImageStore, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     path = archive(tmp_path)
     running = subprocess.Popen(
@@ -208,7 +208,7 @@ def test_an_import_that_is_killed_leaves_only_what_the_next_one_removes(store: S
 
 
 def test_a_tree_that_was_removed_and_stored_again_while_it_was_looked_for_is_held(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock that was waited for is then of the tree that is gone, and the new one would be removed in use."""
     source = archive(tmp_path)
@@ -231,7 +231,7 @@ def test_a_tree_that_was_removed_and_stored_again_while_it_was_looked_for_is_hel
 
 
 def test_a_record_whose_writer_was_killed_is_removed_by_the_next_start(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = images.import_image("a", archive(tmp_path))
 
@@ -287,7 +287,7 @@ def test_a_full_disk_in_the_middle_of_an_import_is_said_and_nothing_stays(tmp_pa
 
 
 def test_a_bomb_is_refused_before_it_fills_the_disk(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ringfence.images.make.free_space", lambda _: (256 << 20) + 100_000)
     with pytest.raises(ImageError, match="no space left") as caught:
@@ -312,6 +312,6 @@ def test_an_archive_leaves_some_of_the_disk_free_however_it_fills_it(tmp_path: P
     assert _on_a_disk(_ON_A_LARGER_DISK, tmp_path, path) == ("disk-full True\n", "")
 
 
-def test_info_goes_to_json_and_back(store: Store, tmp_path: Path) -> None:
+def test_info_goes_to_json_and_back(store: ImageStore, tmp_path: Path) -> None:
     info = images.import_image("one", archive(tmp_path))
     assert ImageInfo(**info.to_dict()) == info == images.inspect("one")  # type: ignore[arg-type]  # its own fields

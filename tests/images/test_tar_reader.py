@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.images.tar_reader import Caps, TarError, TarStream, parts
+from ringfence.images.tar_reader import ArchiveCaps, TarError, TarStream, parts
 from ringfence.shared.tar import BLOCK
 
 
@@ -41,7 +41,7 @@ def file(name: str, data: bytes) -> bytes:
 END = bytes(2 * BLOCK)
 
 
-def read(data: bytes, caps: Caps | None = None) -> list[tuple[str, str, int, str, bytes]]:
+def read(data: bytes, caps: ArchiveCaps | None = None) -> list[tuple[str, str, int, str, bytes]]:
     stream = TarStream(io.BytesIO(data).read, caps)
     return [(e.name, e.kind, e.mode, e.link, b"".join(bytes(p) for p in stream.data())) for e in stream]
 
@@ -118,9 +118,9 @@ def test_what_is_strange_is_refused(data: bytes, why: str) -> None:
 
 def test_more_than_the_caps_is_refused_before_it_is_read() -> None:
     with pytest.raises(TarError, match="more than 2 entries"):
-        read(file("a", b"") * 3 + END, Caps(entries=2))
+        read(file("a", b"") * 3 + END, ArchiveCaps(entries=2))
     with pytest.raises(TarError, match="larger than 100 bytes together"):
-        read(header("a", size=1 << 40), Caps(size=100))
+        read(header("a", size=1 << 40), ArchiveCaps(size=100))
 
 
 def test_a_time_before_1970_or_far_away_is_the_nearest_that_is_one() -> None:
@@ -134,13 +134,13 @@ def test_a_time_before_1970_or_far_away_is_the_nearest_that_is_one() -> None:
     [("./a//b/.", ("a", "b")), ("", ()), ("./", ()), ("a\\..\\b", ("a\\..\\b",)), ("...", ("...",))],
 )
 def test_a_name_has_one_safe_spelling(name: str, expected: tuple[str, ...]) -> None:
-    assert parts(name, Caps()) == expected
+    assert parts(name, ArchiveCaps()) == expected
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "..", "a/../b", "a/..", "x" * 256, "ü" * 128, "a/" * 101, "ba" * 2100])
 def test_a_name_that_leads_out_or_is_too_long_is_refused(name: str) -> None:
     with pytest.raises(TarError):
-        parts(name, Caps())
+        parts(name, ArchiveCaps())
 
 
 @settings(max_examples=300, deadline=None)

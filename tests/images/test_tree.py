@@ -14,21 +14,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from images.packing import E, device, directory, hardlink, symlink, tar
-from ringfence.images.tar_reader import Caps, Entry, TarError, TarStream
-from ringfence.images.tree import Tree, scan, tree_digest
+from ringfence.images.tar_reader import ArchiveCaps, ArchiveEntry, TarError, TarStream
+from ringfence.images.tree import ImageTree, scan, tree_digest
 
 
-def apply(root: Path, *layers: list[E], whiteouts: bool = True, caps: Caps | None = None) -> Tree:
+def apply(root: Path, *layers: list[E], whiteouts: bool = True, caps: ArchiveCaps | None = None) -> ImageTree:
     root.mkdir()
-    with Tree(str(root), caps) as tree:
+    with ImageTree(str(root), caps) as tree:
         for layer in layers:
             tree.apply_tar(TarStream(io.BytesIO(tar(layer)).read, caps), whiteouts=whiteouts)
         tree.finish()
     return tree
 
 
-def entry(name: str, kind: Literal["file", "dir"] = "file") -> Entry:
-    return Entry(name, kind, mode=0o644, size=1, mtime=0, link="", extended=False)
+def entry(name: str, kind: Literal["file", "dir"] = "file") -> ArchiveEntry:
+    return ArchiveEntry(name, kind, mode=0o644, size=1, mtime=0, link="", extended=False)
 
 
 def seen(root: Path) -> dict[str, str]:
@@ -76,7 +76,7 @@ def test_a_directory_that_was_removed_is_made_anew_for_what_comes_after(tmp_path
 def test_a_name_in_the_directory_of_the_one_before_is_looked_at_as_closely(last: str, tmp_path: Path) -> None:
     root = tmp_path / "r"
     root.mkdir()
-    with Tree(str(root)) as tree:
+    with ImageTree(str(root)) as tree:
         for name in ("a/b/one", "a/b/two"):
             tree.add(entry(name), lambda: [b"1"])
         if last in (".", ""):
@@ -90,9 +90,9 @@ def test_a_name_in_the_directory_of_the_one_before_is_looked_at_as_closely(last:
 def test_what_all_layers_hold_together_is_capped(tmp_path: Path) -> None:
     layers = [[E(f"f{number}", b"x" * 10)] for number in range(4)]
     with pytest.raises(TarError, match="more than 3 files and directories"):
-        apply(tmp_path / "many", *layers, caps=Caps(entries=3))
+        apply(tmp_path / "many", *layers, caps=ArchiveCaps(entries=3))
     with pytest.raises(TarError, match="larger than 39 bytes"):
-        apply(tmp_path / "large", *layers, caps=Caps(size=39))
+        apply(tmp_path / "large", *layers, caps=ArchiveCaps(size=39))
 
 
 def test_a_file_that_is_replaced_does_not_change_its_hard_links(tmp_path: Path) -> None:
@@ -160,17 +160,17 @@ def test_a_hostile_archive_is_refused_and_nothing_outside_changes(case: str, tmp
 
 def test_too_many_entries_or_bytes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TarError, match="more than 3"):
-        apply(tmp_path / "r", [E(f"d/{i}") for i in range(5)], caps=Caps(entries=3))
+        apply(tmp_path / "r", [E(f"d/{i}") for i in range(5)], caps=ArchiveCaps(entries=3))
     with pytest.raises(TarError, match="larger than 10"):
-        apply(tmp_path / "s", [E("a", b"x" * 11)], caps=Caps(size=10))
+        apply(tmp_path / "s", [E("a", b"x" * 11)], caps=ArchiveCaps(size=10))
 
 
 def test_names_and_links_of_all_layers_together_are_capped(tmp_path: Path) -> None:
     """400 000 long names, in an archive of 24 MB, took 4 GB of memory."""
     layers = [[E("a" * 40)], [symlink("b" * 20, "c" * 20)]]
-    apply(tmp_path / "few", *layers, caps=Caps(text=80))
+    apply(tmp_path / "few", *layers, caps=ArchiveCaps(text=80))
     with pytest.raises(TarError, match="longer than 79 characters together"):
-        apply(tmp_path / "many", *layers, caps=Caps(text=79))
+        apply(tmp_path / "many", *layers, caps=ArchiveCaps(text=79))
 
 
 def test_the_digest_names_content_mode_time_and_kind(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_no_layers_reach_out_of_the_tree(tmp_path: Path, layers: list[list[tuple
     ]
     root = base / "r"
     root.mkdir()
-    with Tree(str(root)) as tree:
+    with ImageTree(str(root)) as tree:
         try:
             for layer in made:
                 tree.apply_tar(TarStream(io.BytesIO(tar(layer)).read), whiteouts=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Mount, Policy, PolicyError
-from ringfence.manager.owner import Shelf, Sources
+from ringfence.manager.owner import Sources, WarmShelf
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_ceiling_above_holds_as_well(project: Path) -> None:
 
 
 def test_one_that_is_taken_while_others_are_looked_at_does_not_come_back() -> None:
-    shelf: Shelf[str] = Shelf()
+    shelf: WarmShelf[str] = WarmShelf()
     for one in ("a", "b", "c"):
         shelf.put(one)
     taken = []

@@ -410,9 +410,9 @@ KEYS = ["version", "extends", "isolation", "strict", "commands", "limits", "netw
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES))
 @settings(max_examples=300, deadline=None)
 def test_any_parsed_document_is_a_policy_or_policy_errors(data: dict[str, Any]) -> None:
-    from ringfence.policy.load import _Reader
+    from ringfence.policy.load import _PolicyReader
 
-    reader = _Reader({}, None)
+    reader = _PolicyReader({}, None)
     policy = reader.policy(data)
     assert (policy is None) == bool(reader.errors)
 

@@ -15,7 +15,7 @@ from ringfence.shared import proc
 def test_a_process_is_read_whatever_it_calls_itself() -> None:
     name = b") Z 1 ("
     row = b"7 (" + name + b") S 5 7 6 0 -1 4194560 " + b"0 " * 10 + b"3 0 99 1 2\n"
-    found = proc.Process(row)
+    found = proc.ProcessStat(row)
     assert (found.state, found.parent, found.session, found.flags) == (b"S", 5, 6, 4194560)
     assert (found.threads, found.started, found.has_ended) == (3, 99, False)
 

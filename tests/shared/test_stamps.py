@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.shared.stamps import SIZE, UNKNOWN, Known, Memory, cut, pack
+from ringfence.shared.stamps import SIZE, UNKNOWN, Memory, StampsMessage, cut, pack
 
 names = st.sampled_from(["a", "b", "\udcff", "é", "\U0001f600", "\ue000", *(f"n{number}" for number in range(70))])
 stamps = st.binary(min_size=16, max_size=16)
@@ -33,7 +33,7 @@ def test_names_that_come_change_and_go_leave_what_a_dictionary_would_hold(
     assert shown(memory) == expected
     sent = pack(memory, ["ab" * 32], links=below, top=UNKNOWN)
     assert SIZE.unpack_from(sent)[0] == len(sent) - SIZE.size
-    known = Known(sent[SIZE.size :])
+    known = StampsMessage(sent[SIZE.size :])
     assert (shown(known.memory), known.links, known.top) == (expected, below, UNKNOWN)
     assert (known.holds("ab" * 32), known.holds("cd" * 32)) == (True, False)
 

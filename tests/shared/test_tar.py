@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.images.tar_reader import TarError, TarStream
-from ringfence.shared.tar import BLOCK, END, Member, Reader, Refused
+from ringfence.shared.tar import BLOCK, END, Member, Refused, TarReader
 
 NAME = "name-" * 30  # longer than a header has room for
 
@@ -29,7 +29,7 @@ def pax(key: str, value: str, flag: bytes = b"x") -> bytes:
 
 def transferred(data: bytes, step: int = 1 << 20) -> list[tuple[str, int]] | str:
     """Return names and sizes as a transfer reads them, or the word of its refusal."""
-    reader = Reader()
+    reader = TarReader()
     try:
         pieces = [each for at in range(0, len(data), step) for each in reader.feed(data[at : at + step])]
         reader.finish()

@@ -12,31 +12,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.snapshots.content import Holder, Store, Writer
-from ringfence.snapshots.manifest import Entry, Manifest
-from ringfence.snapshots.model import Tree, Work, changes, unified
+from ringfence.snapshots.content import ContentStore, Holder, Writer
+from ringfence.snapshots.manifest import Manifest, ManifestEntry
+from ringfence.snapshots.model import DiffBudget, SnapshotTree, changes, unified
 from ringfence.types import Change
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(str(tmp_path))
+def store(tmp_path: Path) -> Iterator[ContentStore]:
+    made = ContentStore(str(tmp_path))
     yield made
     if made._fd >= 0:
         os.close(made._fd)  # these tests hold content until the end
 
 
-def tree(store: Store, *entries: Entry, **files: bytes) -> Tree:
+def tree(store: ContentStore, *entries: ManifestEntry, **files: bytes) -> SnapshotTree:
     holder = Holder(store)
     made = list(entries)
     for name, data in files.items():
         writer = Writer(store, len(data))
         writer.write(data)
-        made.append(Entry(name, "f", 0o644, 0, len(data), holder.commit(writer)))
-    return Tree(Manifest(made), store)
+        made.append(ManifestEntry(name, "f", 0o644, 0, len(data), holder.commit(writer)))
+    return SnapshotTree(Manifest(made), store)
 
 
-def test_added_changed_and_removed_with_their_sizes_and_text(store: Store) -> None:
+def test_added_changed_and_removed_with_their_sizes_and_text(store: ContentStore) -> None:
     before = tree(store, same=b"x", gone=b"1\n", text=b"a\nb\nc\n", binary=b"\0a")
     after = tree(store, same=b"x", new=b"2", text=b"a\nB\nc\n", binary=b"\0b")
     assert changes(before, after) == (
@@ -47,9 +47,17 @@ def test_added_changed_and_removed_with_their_sizes_and_text(store: Store) -> No
     )
 
 
-def test_rights_links_and_kinds_are_changes_and_times_are_none(store: Store) -> None:
-    old = [Entry("d", "d", 0o755, 1, 0, ""), Entry("l", "l", 0o777, 1, 0, "a"), Entry("k", "d", 0o755, 1, 0, "")]
-    new = [Entry("d", "d", 0o700, 2, 0, ""), Entry("l", "l", 0o777, 2, 0, "b"), Entry("k", "l", 0o777, 1, 0, "x")]
+def test_rights_links_and_kinds_are_changes_and_times_are_none(store: ContentStore) -> None:
+    old = [
+        ManifestEntry("d", "d", 0o755, 1, 0, ""),
+        ManifestEntry("l", "l", 0o777, 1, 0, "a"),
+        ManifestEntry("k", "d", 0o755, 1, 0, ""),
+    ]
+    new = [
+        ManifestEntry("d", "d", 0o700, 2, 0, ""),
+        ManifestEntry("l", "l", 0o777, 2, 0, "b"),
+        ManifestEntry("k", "l", 0o777, 1, 0, "x"),
+    ]
     found = {change.path: change.diff for change in changes(tree(store, *old), tree(store, *new))}
     assert found == {
         "d": "old mode 040755\nnew mode 040700\n",
@@ -60,7 +68,7 @@ def test_rights_links_and_kinds_are_changes_and_times_are_none(store: Store) -> 
     assert changes(tree(store, *old), tree(store, *later)) == ()
 
 
-def test_a_name_cannot_make_lines_of_its_own(store: Store) -> None:
+def test_a_name_cannot_make_lines_of_its_own(store: ContentStore) -> None:
     (change,) = changes(tree(store), tree(store, **{"a\n+++ b": b"x\n"}))
     assert change.diff is not None
     assert change.diff.splitlines() == ["--- /dev/null", "+++ 'b/a\\n+++ b'", "@@ -0,0 +1 @@", "+x"]
@@ -76,7 +84,7 @@ def test_patch_makes_the_one_of_the_other(old: str, new: str) -> None:
 
     from ringfence.snapshots.model import _split
 
-    made = unified(_split(old), _split(new), Work())
+    made = unified(_split(old), _split(new), DiffBudget())
     assert bool(made) == (old != new)
     if not made:
         return
@@ -96,14 +104,14 @@ def test_patch_makes_the_one_of_the_other(old: str, new: str) -> None:
         ("".join(f"{n}\n" for n in range(20_000)), "".join(f"{n}\n" for n in reversed(range(20_000)))),
     ],
 )
-def test_text_made_to_be_slow_is_not(store: Store, old: str, new: str) -> None:
+def test_text_made_to_be_slow_is_not(store: ContentStore, old: str, new: str) -> None:
     started = time.process_time()
     (change,) = changes(tree(store, f=old.encode()), tree(store, f=new.encode()))
     assert change.diff is not None
     assert time.process_time() - started < 3
 
 
-def test_many_texts_made_to_be_slow_are_not(store: Store) -> None:
+def test_many_texts_made_to_be_slow_are_not(store: ContentStore) -> None:
     """Small texts in which every line differs, and long texts with many hunks: a guest has room for thousands."""
     blank = [b"\n"] * 19_000
     old = {f"s{number}": b"x\n" * 190 + b"%d\n" % number for number in range(300)}
@@ -118,7 +126,7 @@ def test_many_texts_made_to_be_slow_are_not(store: Store) -> None:
     assert [change.path for change in found if change.diff is None] == []
 
 
-def test_too_much_text_has_no_diff_and_says_its_sizes(store: Store) -> None:
+def test_too_much_text_has_no_diff_and_says_its_sizes(store: ContentStore) -> None:
     assert changes(tree(store, f=b"a\n" * 200_000), tree(store, f=b"b\n")) == (
         Change("f", "changed", 400_000, 2, None),
     )

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from ringfence import Policy, Snapshot, SnapshotError
 from ringfence.policy.host_paths import LinkError
 from ringfence.snapshots import model
-from ringfence.snapshots.content import Holder, Store, Writer, own_store
-from ringfence.snapshots.manifest import Entry, Manifest, hasher
+from ringfence.snapshots.content import ContentStore, Holder, Writer, own_store
+from ringfence.snapshots.manifest import Manifest, ManifestEntry, hasher
 from ringfence.snapshots.model import make
 
 
-def snapshot(store: Store | None = None, **files: bytes) -> Snapshot:
+def snapshot(store: ContentStore | None = None, **files: bytes) -> Snapshot:
     holder = Holder(store or own_store())
-    entries = [Entry("d", "d", 0o755, 7, 0, ""), Entry("l", "l", 0o777, 0, 0, "../x")]
+    entries = [ManifestEntry("d", "d", 0o755, 7, 0, ""), ManifestEntry("l", "l", 0o777, 0, 0, "../x")]
     for name, data in files.items():
         writer = Writer(holder.store, len(data))
         writer.write(data)
-        entries.append(Entry(f"d/{name}", "f", 0o644, -5, len(data), holder.commit(writer)))
+        entries.append(ManifestEntry(f"d/{name}", "f", 0o644, -5, len(data), holder.commit(writer)))
     return make(Manifest(entries), holder, "bound to this", Policy())
 
 
@@ -95,7 +95,7 @@ def test_a_disk_that_is_full_gets_back_what_a_load_wrote_to_it(tmp_path: Path, m
     made = snapshot(a=os.urandom(2_000_000))
     made.export(tmp_path / "snap")
     made.delete()
-    store, sizes = Store(str(tmp_path)), []
+    store, sizes = ContentStore(str(tmp_path)), []
     real = os.pwrite
 
     def pwrite(fd: int, data: memoryview, offset: int) -> int:
@@ -190,7 +190,7 @@ def test_a_deleted_snapshot_says_so(tmp_path: Path) -> None:
 
 
 def test_content_that_two_snapshots_share_stays_with_the_other(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
+    store = ContentStore(str(tmp_path))
     one, other = snapshot(store, a=b"shared", b=b"mine"), snapshot(store, a=b"shared")
     one.delete()
     assert other.diff(other) == ()
@@ -200,7 +200,7 @@ def test_content_that_two_snapshots_share_stays_with_the_other(tmp_path: Path) -
 
 
 def test_a_store_whose_descriptor_the_caller_closed_never_writes_to_another_file(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
+    store = ContentStore(str(tmp_path))
     made = snapshot(store, a=b"one")
     victim = os.open(tmp_path / "victim", os.O_RDWR | os.O_CREAT)
     os.dup2(victim, store._fd)

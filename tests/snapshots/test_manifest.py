@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import Limits, SnapshotError
-from ringfence.snapshots.manifest import Caps, Entry, Manifest, caps_of, entry
+from ringfence.snapshots.manifest import Manifest, ManifestCaps, ManifestEntry, caps_of, entry
 
 DIGEST = "ab" * 32
 OTHER = "cd" * 32
@@ -94,32 +94,32 @@ def test_rows_that_make_no_tree_are_refused(rows: list[list[object]], why: str) 
 
 def test_more_names_or_bytes_than_the_limits_are_refused() -> None:
     three = [entry(row(f"f{n}", size=5)) for n in range(3)]
-    assert Manifest(three, Caps(15, 3)).size_bytes == 15
+    assert Manifest(three, ManifestCaps(15, 3)).size_bytes == 15
     with pytest.raises(SnapshotError, match=r"limits.disk_files = 2"):
-        Manifest(three, Caps(15, 2))
+        Manifest(three, ManifestCaps(15, 2))
     with pytest.raises(SnapshotError, match=r"limits.disk = 14"):
-        Manifest(three, Caps(14, 3))
+        Manifest(three, ManifestCaps(14, 3))
 
 
 def test_names_are_counted_together_however_a_tree_came_about() -> None:
-    caps = Caps(0, 10)
+    caps = ManifestCaps(0, 10)
     folders = ["/".join(["d" * 250] * depth) for depth in range(1, 6)]
-    tree = Manifest(Entry(path, "d", 0o755, 0, 0, "") for path in folders)
+    tree = Manifest(ManifestEntry(path, "d", 0o755, 0, 0, "") for path in folders)
     assert caps.text == (1 << 20) + 2560
-    links = {f"l{n}": Entry(f"l{n}", "l", 0, 0, 0, "t" * 4000) for n in range(300)}
-    for made in (tree.patched(links, (), Caps(0, 1000)), Manifest([*tree.entries, *links.values()])):
+    links = {f"l{n}": ManifestEntry(f"l{n}", "l", 0, 0, 0, "t" * 4000) for n in range(300)}
+    for made in (tree.patched(links, (), ManifestCaps(0, 1000)), Manifest([*tree.entries, *links.values()])):
         with pytest.raises(SnapshotError, match="names and links"):
-            made.check_caps(Caps(0, 400))
-        back = made.patched({}, [*links], Caps(0, 400))
+            made.check_caps(ManifestCaps(0, 400))
+        back = made.patched({}, [*links], ManifestCaps(0, 400))
         assert back.entries == tree.entries
 
 
 def test_caps_follow_the_limits() -> None:
-    assert caps_of(Limits(disk=5000, disk_files=7)) == Caps(8192, 7)
+    assert caps_of(Limits(disk=5000, disk_files=7)) == ManifestCaps(8192, 7)
 
 
 def test_the_digest_is_of_every_field_and_of_what_it_is_bound_to() -> None:
-    base = Entry("f", "f", 0o644, 1, 2, DIGEST)
+    base = ManifestEntry("f", "f", 0o644, 1, 2, DIGEST)
     one = Manifest([base]).digest("here")
     changes = [{"path": "g"}, {"mode": 0o600}, {"mtime_ns": 2}, {"size": 3}, {"text": OTHER}]
     others = {Manifest([base._replace(**change)]).digest("here") for change in changes}  # type: ignore[arg-type]  # one field each
@@ -154,7 +154,7 @@ def test_any_json_is_a_row_or_refused(value: object) -> None:
 @given(st.lists(rows, max_size=8))
 def test_whatever_is_taken_is_a_tree_below_the_workspace(given_rows: list[list[object]]) -> None:
     try:
-        tree = Manifest([entry(one) for one in given_rows], Caps(100, 6))
+        tree = Manifest([entry(one) for one in given_rows], ManifestCaps(100, 6))
     except SnapshotError:
         return
     seen = {""}
@@ -168,7 +168,7 @@ def test_whatever_is_taken_is_a_tree_below_the_workspace(given_rows: list[list[o
 
 def _tree(given_rows: list[list[object]]) -> Manifest | None:
     try:
-        return Manifest([entry(one) for one in given_rows], Caps(100, 6))
+        return Manifest([entry(one) for one in given_rows], ManifestCaps(100, 6))
     except SnapshotError:
         return None
 
@@ -185,10 +185,10 @@ def test_a_tree_with_changes_is_the_tree_that_all_its_rows_would_make(
     if before is None:
         return
     # So many more that the short way is taken: it is not for a tree of which most is new.
-    more = [Entry(f"more{n}", "d", 0o755, 0, 0, "") for n in range(40)]
+    more = [ManifestEntry(f"more{n}", "d", 0o755, 0, 0, "") for n in range(40)]
     before = Manifest([*before.entries, *more])
     left = [made for made in before.entries if made.path not in told and made.path not in gone]
-    caps = Caps(100, 60)
+    caps = ManifestCaps(100, 60)
     try:
         whole = Manifest([*left, *told.values()], caps)
     except SnapshotError:

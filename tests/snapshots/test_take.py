@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from ringfence import SnapshotError
 from ringfence.guest.files import snapshot_scan
-from ringfence.shared.stamps import AGAIN, DATA, DONE, END, ENTRY, GONE, RECORD, Known
-from ringfence.snapshots.content import Holder, Store, Writer
-from ringfence.snapshots.manifest import Caps, Entry, Manifest, hasher
+from ringfence.shared.stamps import AGAIN, DATA, DONE, END, ENTRY, GONE, RECORD, StampsMessage
+from ringfence.snapshots.content import ContentStore, Holder, Writer
+from ringfence.snapshots.manifest import Manifest, ManifestCaps, ManifestEntry, hasher
 from ringfence.snapshots.take import Lineage, Look, Taking, orders
 
 STAMP = "5a" * 16
-CAPS = Caps(1 << 20, 10)
+CAPS = ManifestCaps(1 << 20, 10)
 
 
 def digest(data: bytes) -> str:
@@ -46,23 +46,23 @@ def ended(**said: object) -> bytes:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(str(tmp_path))
+def store(tmp_path: Path) -> Iterator[ContentStore]:
+    made = ContentStore(str(tmp_path))
     yield made
     assert list(tmp_path.iterdir()) == [], "content has no name on the host"
     if made._fd >= 0:
         os.close(made._fd)  # some tests hold content until the end
 
 
-def taking(store: Store, lineage: Lineage | None = None, *, contents: bool = True) -> Taking:
+def taking(store: ContentStore, lineage: Lineage | None = None, *, contents: bool = True) -> Taking:
     return Taking(store, CAPS, lineage or Lineage(Holder(store)), contents=contents)
 
 
-def lineage(store: Store, data: bytes = b"old") -> Lineage:
+def lineage(store: ContentStore, data: bytes = b"old") -> Lineage:
     writer = Writer(store, len(data))
     writer.write(data)
     holder = Holder(store)
-    made = Entry("f", "f", 0o644, 0, len(data), holder.commit(writer))
+    made = ManifestEntry("f", "f", 0o644, 0, len(data), holder.commit(writer))
     found = Lineage(holder)
     look = Look(found.manifest, {"f": made}, set(), CAPS)
     look.stamps, look.top = {"f": bytes.fromhex(STAMP)}, bytes.fromhex(STAMP)
@@ -70,15 +70,15 @@ def lineage(store: Store, data: bytes = b"old") -> Lineage:
     return found
 
 
-def test_an_honest_stream_becomes_a_tree_with_its_content(store: Store) -> None:
+def test_an_honest_stream_becomes_a_tree_with_its_content(store: ContentStore) -> None:
     one = taking(store)
     one.feed(told("d", "d") + told("d/f", size=5) + record(DATA, b"he"))
     one.feed(record(DATA, b"llo") + record(END) + told("d/l", "l", text="../..") + ended())
     look = one.finish()
     assert look.manifest.entries == (
-        Entry("d", "d", 0o644, 0, 0, ""),
-        Entry("d/f", "f", 0o644, 0, 5, digest(b"hello")),
-        Entry("d/l", "l", 0o644, 0, 0, "../.."),
+        ManifestEntry("d", "d", 0o644, 0, 0, ""),
+        ManifestEntry("d/f", "f", 0o644, 0, 5, digest(b"hello")),
+        ManifestEntry("d/l", "l", 0o644, 0, 0, "../.."),
     )
     assert b"".join(store.read(digest(b"hello"), 5)) == b"hello"
     assert look.top == bytes.fromhex(STAMP)
@@ -86,7 +86,7 @@ def test_an_honest_stream_becomes_a_tree_with_its_content(store: Store) -> None:
     assert not store.has(digest(b"hello"))
 
 
-def test_any_cut_of_the_stream_into_pieces_gives_the_same(store: Store) -> None:
+def test_any_cut_of_the_stream_into_pieces_gives_the_same(store: ContentStore) -> None:
     whole = told("f", size=3) + record(DATA, b"abc") + record(END) + ended()
     for cut in range(len(whole)):
         one = taking(store)
@@ -95,7 +95,7 @@ def test_any_cut_of_the_stream_into_pieces_gives_the_same(store: Store) -> None:
         assert one.finish().manifest.digests == {digest(b"abc"): 3}
 
 
-def test_a_file_that_changed_while_it_was_read_is_told_again(store: Store) -> None:
+def test_a_file_that_changed_while_it_was_read_is_told_again(store: ContentStore) -> None:
     one = taking(store)
     one.feed(told("f", size=4) + record(DATA, b"ab") + record(AGAIN))
     one.feed(told("f", size=2) + record(DATA, b"cd") + record(END) + ended())
@@ -136,7 +136,7 @@ def test_a_file_that_changed_while_it_was_read_is_told_again(store: Store) -> No
         b"".join(told(f"d{n}", "d") for n in range(25)),
     ],
 )
-def test_a_stream_that_no_honest_worker_sends_is_refused(store: Store, stream: bytes) -> None:
+def test_a_stream_that_no_honest_worker_sends_is_refused(store: ContentStore, stream: bytes) -> None:
     one = taking(store)
     with pytest.raises(SnapshotError):
         one.feed(stream)
@@ -144,14 +144,14 @@ def test_a_stream_that_no_honest_worker_sends_is_refused(store: Store, stream: b
 
 
 def test_content_that_was_not_asked_for_is_refused_before_a_byte_is_kept(tmp_path: Path) -> None:
-    one = taking(Store(f"{tmp_path}/none"), contents=False)
+    one = taking(ContentStore(f"{tmp_path}/none"), contents=False)
     with pytest.raises(SnapshotError, match="not asked for"):
         one.feed(told("f", size=1))
     one.close()
 
 
 @pytest.mark.parametrize("stream", [b"", told("d", "d"), told("d", "d") + ended()[:-1], told("a/b", "d") + ended()])
-def test_a_stream_without_an_end_or_a_tree_is_refused(store: Store, stream: bytes) -> None:
+def test_a_stream_without_an_end_or_a_tree_is_refused(store: ContentStore, stream: bytes) -> None:
     one = taking(store)
     one.feed(stream)
     with pytest.raises(SnapshotError):
@@ -159,7 +159,7 @@ def test_a_stream_without_an_end_or_a_tree_is_refused(store: Store, stream: byte
     one.close()
 
 
-def test_a_sandbox_cannot_name_content_that_it_never_had(store: Store) -> None:
+def test_a_sandbox_cannot_name_content_that_it_never_had(store: ContentStore) -> None:
     """Else a guest that knows the digest of another sandbox's file would get the file out of its own snapshot."""
     theirs = lineage(store, b"secret of another sandbox")
     one = taking(store)
@@ -169,7 +169,7 @@ def test_a_sandbox_cannot_name_content_that_it_never_had(store: Store) -> None:
     theirs.close()
 
 
-def test_a_digest_of_its_own_is_taken_but_with_its_size_only(store: Store) -> None:
+def test_a_digest_of_its_own_is_taken_but_with_its_size_only(store: ContentStore) -> None:
     line = lineage(store)
     one = taking(store, line)
     one.feed(told("g", size=3, text=digest(b"old")) + gone("f") + ended())
@@ -181,26 +181,26 @@ def test_a_digest_of_its_own_is_taken_but_with_its_size_only(store: Store) -> No
         other.feed(told("g", size=4, text=digest(b"old")))
 
 
-def test_names_that_are_long_together_are_refused(store: Store) -> None:
+def test_names_that_are_long_together_are_refused(store: ContentStore) -> None:
     """Each may have 16 KiB, and all of them are held: 10,000 would be hundreds of MiB."""
     long = "/".join(["d" * 200] * 80)
-    one = Taking(store, Caps(1 << 20, 1000), Lineage(Holder(store)), contents=True)
+    one = Taking(store, ManifestCaps(1 << 20, 1000), Lineage(Holder(store)), contents=True)
     stream = b"".join(told(f"{number:03}{long}", "d") for number in range(100))
     with pytest.raises(SnapshotError, match="names and links have more than 1,304,576 characters"):
         one.feed(stream)
     one.close()
 
 
-def test_what_is_not_told_is_as_it_was(store: Store) -> None:
+def test_what_is_not_told_is_as_it_was(store: ContentStore) -> None:
     line = lineage(store)
     one = taking(store, line)
-    known = Known(one.known(stayed=False)[4:])
+    known = StampsMessage(one.known(stayed=False)[4:])
     assert {path: group.of_all() for path, group in known.memory.groups.items()} == {"": {"f": bytes.fromhex(STAMP)}}
     one.feed(told("new", "d") + ended())
     assert [made.path for made in one.finish().manifest.entries] == ["f", "new"]
 
 
-def test_a_name_is_not_there_and_gone(store: Store) -> None:
+def test_a_name_is_not_there_and_gone(store: ContentStore) -> None:
     one = taking(store, lineage(store))
     one.feed(told("f", "d") + gone("f") + ended())
     with pytest.raises(SnapshotError, match="there and gone"):
@@ -209,7 +209,7 @@ def test_a_name_is_not_there_and_gone(store: Store) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_wait_for_more(data: bytes) -> None:
-    one = taking(Store("/nonexistent"), contents=False)
+    one = taking(ContentStore("/nonexistent"), contents=False)
     try:
         one.feed(data)
         one.finish()
@@ -221,9 +221,9 @@ def test_any_bytes_are_refused_or_wait_for_more(data: bytes) -> None:
 # ── the way back ─────────────────────────────────────────────────────────────────────────────────
 
 
-def steps(now: list[Entry], wanted: list[Entry]) -> list[tuple[str, str]]:
+def steps(now: list[ManifestEntry], wanted: list[ManifestEntry]) -> list[tuple[str, str]]:
     """Return the ordered steps, without content."""
-    store = Store()
+    store = ContentStore()
     line = lineage(store, b"")
     data = b"".join(orders(Manifest(now), Manifest(wanted), store))
     line.close()
@@ -238,16 +238,16 @@ def steps(now: list[Entry], wanted: list[Entry]) -> list[tuple[str, str]]:
     return found
 
 
-def f(path: str, mode: int = 0o644) -> Entry:
-    return Entry(path, "f", mode, 0, 0, digest(b""))
+def f(path: str, mode: int = 0o644) -> ManifestEntry:
+    return ManifestEntry(path, "f", mode, 0, 0, digest(b""))
 
 
-def d(path: str, mode: int = 0o755) -> Entry:
-    return Entry(path, "d", mode, 0, 0, "")
+def d(path: str, mode: int = 0o755) -> ManifestEntry:
+    return ManifestEntry(path, "d", mode, 0, 0, "")
 
 
 def test_what_is_the_same_is_not_touched() -> None:
-    tree = [d("d"), f("d/a"), Entry("l", "l", 0o777, 0, 0, "d"), Entry("h", "h", 0o644, 0, 0, "d/a")]
+    tree = [d("d"), f("d/a"), ManifestEntry("l", "l", 0o777, 0, 0, "d"), ManifestEntry("h", "h", 0o644, 0, 0, "d/a")]
     assert steps(tree, tree) == []
 
 
@@ -265,8 +265,8 @@ def test_a_shut_directory_is_opened_first_and_shut_last() -> None:
 
 
 def test_every_name_of_a_file_is_made_again_with_it() -> None:
-    other = Entry("a", "f", 0o644, 0, 1, digest(b"x"))
-    link = Entry("0", "h", 0o644, 0, 0, "a")
+    other = ManifestEntry("a", "f", 0o644, 0, 1, digest(b"x"))
+    link = ManifestEntry("0", "h", 0o644, 0, 0, "a")
     made = [step for step in steps([other, link], [f("a"), link]) if step[0] != "facts"]
     assert made == [("remove", "0"), ("remove", "a"), ("file", "a"), ("link", "0")]
 

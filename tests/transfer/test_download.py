@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ringfence.policy import host_paths
 from ringfence.shared import tar as tarstream
-from ringfence.shared.tree_pack import Caps
+from ringfence.shared.tree_pack import TransferCaps
 from ringfence.transfer.download import Landing
 
 
@@ -33,7 +33,7 @@ def tar(*members: tuple[str, bytes, str], size: int = 1) -> bytes:
 
 
 def land(target: Path, *pieces: bytes, folder: bool = True) -> None:
-    landing = Landing(target, "src/name", folder=folder, caps=Caps(1 << 20, 50))
+    landing = Landing(target, "src/name", folder=folder, caps=TransferCaps(1 << 20, 50))
     try:
         landing.feed(pieces)
         landing.finish()
@@ -98,7 +98,7 @@ def test_a_plain_stream_is_taken_without_its_special_bits(tmp_path: Path) -> Non
 def test_more_bytes_than_agreed_are_refused_before_they_come(tmp_path: Path) -> None:
     """A26, F21: a header alone is enough."""
     head = tarstream.header(b"f", tarstream.FILE, size=1 << 40, mode=0o644, mtime=0)
-    landing = Landing(tmp_path, "src", folder=True, caps=Caps(1 << 20, 50))
+    landing = Landing(tmp_path, "src", folder=True, caps=TransferCaps(1 << 20, 50))
     with pytest.raises(OSError, match="too much to transfer") as caught:
         landing.feed([head])
     landing.give_up()
@@ -161,10 +161,10 @@ def record(key: str, value: str) -> bytes:
         (extension("x", b"".join(record(f"k{number}", "") for number in range(1001))), "malformed"),
         (extension("x", record("comment", "c" * (1 << 16))), "too long"),
         (extension("L", b"n" * (1 << 16) + b"\0"), "too long"),
-        (extension("L", b""), "too long"),
+        (extension("L", b""), "empty or too long"),
         (extension("L", b"one\0") + extension("x", record("path", "two")), "two names"),
         (extension("K", b"one\0") + extension("x", record("linkpath", "two")), "two names"),
-        (b"".join(extension("x", record(f"k{number}", "")) for number in range(9)), "too long"),
+        (b"".join(extension("x", record(f"k{number}", "")) for number in range(9)), "too many headers"),
     ],
     ids=["twice", "records", "large record", "long name", "no name", "two names", "two links", "without end"],
 )

@@ -12,7 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.wire import frames
-from ringfence.wire.frames import JSON, MAX_PAYLOAD, STDERR, STDOUT, Frame, Reader, WireError, event, pack, strict_json
+from ringfence.wire.frames import (
+    JSON,
+    MAX_PAYLOAD,
+    STDERR,
+    STDOUT,
+    Frame,
+    FrameReader,
+    WireError,
+    event,
+    pack,
+    strict_json,
+)
 
 EXIT = {"ev": "exit", "id": 1, "code": 0, "signal": None, "why": None, "report": "", "cpu_s": 0.5, "ended_at": 1.5}
 EVENTS = [
@@ -42,7 +53,7 @@ values = st.recursive(
 def read(data: bytes) -> list[Frame] | None:
     """Return what was read; None for a WireError, the only exception permitted."""
     try:
-        return Reader().feed(data)
+        return FrameReader().feed(data)
     except WireError:
         return None
 
@@ -64,7 +75,7 @@ def test_any_header_is_a_frame_or_a_wire_error(length: int, kind: int, stream: i
 def test_frames_come_out_the_same_however_the_stream_was_cut(sent: list[Frame], data: st.DataObject) -> None:
     whole = b"".join(pack(frame.kind, frame.stream, frame.payload) for frame in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
-    reader = Reader()
+    reader = FrameReader()
     got = [
         frame
         for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)
@@ -76,7 +87,7 @@ def test_frames_come_out_the_same_however_the_stream_was_cut(sent: list[Frame], 
 @pytest.mark.parametrize("length", [MAX_PAYLOAD + 1, 1 << 31, (1 << 32) - 1])
 def test_a_length_beyond_the_cap_is_refused_before_its_bytes_come(length: int) -> None:
     with pytest.raises(WireError, match=f"a frame of {length} bytes"):
-        Reader().feed(struct.pack("<IBI", length, STDOUT, 1))
+        FrameReader().feed(struct.pack("<IBI", length, STDOUT, 1))
 
 
 @pytest.mark.parametrize(
@@ -86,11 +97,11 @@ def test_a_length_beyond_the_cap_is_refused_before_its_bytes_come(length: int) -
 )
 def test_a_frame_that_guestd_never_sends_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
-        Reader().feed(data)
+        FrameReader().feed(data)
 
 
 def test_a_reader_holds_at_most_one_frame_that_is_not_complete() -> None:
-    reader = Reader()
+    reader = FrameReader()
     tracemalloc.start()
     try:
         for _ in range(64):
@@ -227,7 +238,7 @@ def test_a_payload_of_the_largest_size_costs_bounded_memory() -> None:
 
 
 def test_what_the_host_sends_is_what_guestd_reads() -> None:
-    from ringfence.shared.framing import Reader as GuestReader
+    from ringfence.shared.framing import FrameCutter as GuestReader
 
     assert list(GuestReader().feed(frames.message(op="eof", id=3))) == [(JSON, 0, b'{"op":"eof","id":3}')]
 

@@ -40,7 +40,7 @@ def packed(message: object, data: bytes) -> bytes:
 
 def heard(*pieces: bytes) -> list[tuple[object, bytes]] | None:
     """Return what was read; None for a WireError, the only exception permitted."""
-    reader = line.Reader()
+    reader = line.LineReader()
     try:
         return [(dict(said.fields), said.data) for piece in pieces for said in reader.feed(piece)]
     except WireError:
@@ -113,7 +113,7 @@ def test_nothing_is_heard_that_a_reference_refuses_nor_the_other_way(message: di
 @pytest.mark.parametrize("number", [0, -1, 4096, 1 << 62])
 def test_a_number_that_no_kernel_gives_is_refused(number: int) -> None:
     with pytest.raises(WireError):
-        line.Reader().feed(line.pack({"m": "failed", "stage": "cwd", "errno": number}))
+        line.LineReader().feed(line.pack({"m": "failed", "stage": "cwd", "errno": number}))
 
 
 @given(st.lists(st.sampled_from(GOOD), max_size=5), st.lists(st.integers(0, 400), max_size=6))

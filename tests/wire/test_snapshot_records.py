@@ -27,7 +27,7 @@ def entry(row: object, stamp: object = A_STAMP, **more: object) -> bytes:
 
 def read(*pieces: bytes) -> list[tuple[bytes, bytes]]:
     """Every record, with entries taken as `Taking` takes them, and the end checked."""
-    reader = records.Reader()
+    reader = records.RecordReader()
     found = []
     for piece in pieces:
         for kind, payload in reader.feed(piece):

@@ -12,7 +12,7 @@ from ringfence._async.session import AsyncSession
 from ringfence.core import arguments, endings
 from ringfence.errors import RingfenceError, SandboxClosedError, SandboxError, SnapshotError, UnsupportedError
 from ringfence.manager.history import History, add_usage
-from ringfence.manager.owner import Owner
+from ringfence.manager.owner import SandboxOwner
 from ringfence.manager.quota import Ledger, merged
 from ringfence.records import SandboxInfo
 from ringfence.results import Denial, Usage
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ringfence.snapshots.model import Snapshot
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage
 
-    Making = Callable[[Owner["AsyncOwnedSandbox"], Policy], "AsyncOwnedSandbox"]
+    Making = Callable[[SandboxOwner["AsyncOwnedSandbox"], Policy], "AsyncOwnedSandbox"]
 
 _CHANGES = ("mkdir", "rename", "remove", "chmod")
 
@@ -52,7 +52,7 @@ class AsyncEnvironment:
         *,
         making: Making,
         state: StateDirectory | None,
-        above: Owner[AsyncOwnedSandbox],
+        above: SandboxOwner[AsyncOwnedSandbox],
     ) -> None:
         self.agent = agent
         self.policy = policy
@@ -60,7 +60,7 @@ class AsyncEnvironment:
         self.files: AsyncFiles = AsyncKeptFiles(self)
         self._making = making
         self._state = state
-        self._owner: Owner[AsyncOwnedSandbox] = Owner(agent, policy, Ledger(agent, quota), above=above)
+        self._owner: SandboxOwner[AsyncOwnedSandbox] = SandboxOwner(agent, policy, Ledger(agent, quota), above=above)
         self._history = History()
         self._gate = lock()  # held while the agent's own sandbox is started, kept or ended
         self._box: AsyncOwnedSandbox | None = None
@@ -355,7 +355,7 @@ class AsyncOwnedSandbox(AsyncSandbox):
 
     def __init__(
         self,
-        owner: Owner[AsyncOwnedSandbox],
+        owner: SandboxOwner[AsyncOwnedSandbox],
         *,
         backend: BackendName | Backend,
         image: str | Image,
@@ -452,7 +452,7 @@ class AsyncOwnedSandbox(AsyncSandbox):
         self._waits = False
         await self._set_clocks(_SLACK_S if self.policy.limits.on_idle == "close" else 0.0)
 
-    def _given_to(self, owner: Owner[AsyncOwnedSandbox], labels: Mapping[str, str] | None) -> None:
+    def _given_to(self, owner: SandboxOwner[AsyncOwnedSandbox], labels: Mapping[str, str] | None) -> None:
         """Give a sandbox that waited, never used, to `owner`. Raise QuotaError."""
         before = self._owner
         owner.admit(self)

@@ -9,7 +9,7 @@ from ringfence._async.environment import AsyncEnvironment, AsyncOwnedSandbox
 from ringfence.backends.auto import prepare
 from ringfence.core import arguments, endings
 from ringfence.errors import PolicyError, SandboxClosedError
-from ringfence.manager.owner import Owner, Shelf
+from ringfence.manager.owner import SandboxOwner, WarmShelf
 from ringfence.manager.state import StateDirectory, check_agent
 from ringfence.policy.model import Policy, Quota
 
@@ -56,9 +56,9 @@ class AsyncSandboxManager:
         self._check_hidden(policy)
         self._gate = lock()
         self._environments: dict[str, AsyncEnvironment] = {}
-        self._own: Owner[AsyncOwnedSandbox] = Owner(None, policy)
-        self._unowned: Owner[AsyncOwnedSandbox] = Owner(None, policy)
-        self._waiting: Shelf[AsyncOwnedSandbox] = Shelf()
+        self._own: SandboxOwner[AsyncOwnedSandbox] = SandboxOwner(None, policy)
+        self._unowned: SandboxOwner[AsyncOwnedSandbox] = SandboxOwner(None, policy)
+        self._waiting: WarmShelf[AsyncOwnedSandbox] = WarmShelf()
         self._ticker: Every | None = None
         self._closed = False
         self._pid: int | None = None  # the process in which the manager was first used
@@ -150,7 +150,7 @@ class AsyncSandboxManager:
     # sandboxes
 
     def _make(
-        self, owner: Owner[AsyncOwnedSandbox], policy: Policy, labels: Mapping[str, str] | None = None
+        self, owner: SandboxOwner[AsyncOwnedSandbox], policy: Policy, labels: Mapping[str, str] | None = None
     ) -> AsyncOwnedSandbox:
         """Return a sandbox that is not started, or one that waited."""
         self._check_open()

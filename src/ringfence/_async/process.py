@@ -73,7 +73,7 @@ class AsyncProcess:
         self._transcript = Transcript(place.policy.limits, before, mark)
         self._denied_after = mark  # the gateway's denials after this mark were not events yet
         self._keep_events = keep_events
-        self._line: line.Reader | None = line.Reader()
+        self._line: line.LineReader | None = line.LineReader()
         self._messages = 0
         self._hung_up = False  # guestd knows that the line is not read any more
         # At least as large as what one read may bring.

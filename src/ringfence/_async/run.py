@@ -8,8 +8,7 @@ from __future__ import annotations
 from ringfence._async.compat import blocking, launched
 from ringfence._async.process import completed
 from ringfence.core import arguments
-from ringfence.errors import SandboxLostError
-from ringfence.host import zygote_start
+from ringfence.errors import SandboxLostError, need_linux
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -62,6 +61,11 @@ async def run_async(
     variables = arguments.check_env(env)
     seconds = arguments.check_timeout(timeout_s, chosen.limits, beside_policy=policy is not None)
     asked = arguments.Once(language, checked, given, variables, seconds)
+    need_linux()
+    if backend not in ("auto", "process"):
+        return await run_alone(asked, backend, image, chosen)
+    from ringfence.host import zygote_start  # for the process backend alone
+
     is_first = zygote_start.begin_first(backend, image, chosen)
     try:
         if is_first:

@@ -293,7 +293,7 @@ class AsyncSession:
         self._tools = tools
         self._gate = lock()
         self._inbox: Inbox | None = None
-        self._reader = line.Reader()
+        self._reader = line.LineReader()
         self._cell: AsyncCell | None = None
         self._count = 0
         self._copy_of: tuple[str, int] | None = None  # the memory image that this session was made from
@@ -380,7 +380,7 @@ class AsyncSession:
         call = arguments.session_call(
             place.box, language=self.language, env=place.box.env, tools=list(self._tools), apart_from=sorted(apart_from)
         )
-        self._inbox, self._reader = place.link.open(), line.Reader()
+        self._inbox, self._reader = place.link.open(), line.LineReader()
         await place.link.start(call, self._inbox)
 
     async def _prepare(self) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence._async.session import AsyncSession
     from ringfence.backends.contract import Outlet
-    from ringfence.snapshots.content import Store
+    from ringfence.snapshots.content import ContentStore
     from ringfence.snapshots.model import Snapshot
     from ringfence.snapshots.take import Look
 
@@ -37,7 +37,7 @@ _ANSWER_S = 3.0  # a worker that stayed and does not answer for so long was stop
 class AsyncTrees:
     """The files of a sandbox as the host last saw them, so that the next look costs only what changed."""
 
-    def __init__(self, bound: str, store: Store | None = None) -> None:
+    def __init__(self, bound: str, store: ContentStore | None = None) -> None:
         """Remember nothing yet. `store`: where content goes; without it, the store that ends with this process."""
         self._bound = bound
         self._store = store
@@ -157,7 +157,7 @@ async def copy_files(source: Place, of: AsyncTrees, target: Place, to: AsyncTree
         snapshot.delete()
 
 
-def _holder_of(manifest: Manifest, store: Store) -> Holder:
+def _holder_of(manifest: Manifest, store: ContentStore) -> Holder:
     """Return a new holder of all content of a snapshot."""
     holder = Holder(store)
     holder.hold_all(manifest.digests)

@@ -13,7 +13,7 @@ from ringfence._sync.session import Session
 from ringfence.core import arguments, endings
 from ringfence.errors import RingfenceError, SandboxClosedError, SandboxError, SnapshotError, UnsupportedError
 from ringfence.manager.history import History, add_usage
-from ringfence.manager.owner import Owner
+from ringfence.manager.owner import SandboxOwner
 from ringfence.manager.quota import Ledger, merged
 from ringfence.records import SandboxInfo
 from ringfence.results import Denial, Usage
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ringfence.snapshots.model import Snapshot
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage
 
-    Making = Callable[[Owner["OwnedSandbox"], Policy], "OwnedSandbox"]
+    Making = Callable[[SandboxOwner["OwnedSandbox"], Policy], "OwnedSandbox"]
 
 _CHANGES = ("mkdir", "rename", "remove", "chmod")
 
@@ -53,7 +53,7 @@ class Environment:
         *,
         making: Making,
         state: StateDirectory | None,
-        above: Owner[OwnedSandbox],
+        above: SandboxOwner[OwnedSandbox],
     ) -> None:
         self.agent = agent
         self.policy = policy
@@ -61,7 +61,7 @@ class Environment:
         self.files: Files = KeptFiles(self)
         self._making = making
         self._state = state
-        self._owner: Owner[OwnedSandbox] = Owner(agent, policy, Ledger(agent, quota), above=above)
+        self._owner: SandboxOwner[OwnedSandbox] = SandboxOwner(agent, policy, Ledger(agent, quota), above=above)
         self._history = History()
         self._gate = lock()  # held while the agent's own sandbox is started, kept or ended
         self._box: OwnedSandbox | None = None
@@ -354,7 +354,7 @@ class OwnedSandbox(Sandbox):
 
     def __init__(
         self,
-        owner: Owner[OwnedSandbox],
+        owner: SandboxOwner[OwnedSandbox],
         *,
         backend: BackendName | Backend,
         image: str | Image,
@@ -451,7 +451,7 @@ class OwnedSandbox(Sandbox):
         self._waits = False
         self._set_clocks(_SLACK_S if self.policy.limits.on_idle == "close" else 0.0)
 
-    def _given_to(self, owner: Owner[OwnedSandbox], labels: Mapping[str, str] | None) -> None:
+    def _given_to(self, owner: SandboxOwner[OwnedSandbox], labels: Mapping[str, str] | None) -> None:
         """Give a sandbox that waited, never used, to `owner`. Raise QuotaError."""
         before = self._owner
         owner.admit(self)

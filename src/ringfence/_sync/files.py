@@ -266,7 +266,7 @@ class Files:
         under its own name when that is a folder. The contents of a folder go into `target`, which is made when its
         parent exists. When the download fails, none of its files is left.
         """
-        from ringfence.shared.tree_pack import Caps
+        from ringfence.shared.tree_pack import TransferCaps
         from ringfence.transfer.download import Landing
 
         path, caps = arguments.guest_path(source), self._caps()
@@ -276,7 +276,7 @@ class Files:
         landings: list[Landing] = []  # as in `upload`
 
         def land() -> None:
-            landings.append(Landing(target, str(source), folder=folder, caps=Caps(**caps)))
+            landings.append(Landing(target, str(source), folder=folder, caps=TransferCaps(**caps)))
 
         try:
             blocking(land)

@@ -10,7 +10,7 @@ from ringfence._sync.environment import Environment, OwnedSandbox
 from ringfence.backends.auto import prepare
 from ringfence.core import arguments, endings
 from ringfence.errors import PolicyError, SandboxClosedError
-from ringfence.manager.owner import Owner, Shelf
+from ringfence.manager.owner import SandboxOwner, WarmShelf
 from ringfence.manager.state import StateDirectory, check_agent
 from ringfence.policy.model import Policy, Quota
 
@@ -57,9 +57,9 @@ class SandboxManager:
         self._check_hidden(policy)
         self._gate = lock()
         self._environments: dict[str, Environment] = {}
-        self._own: Owner[OwnedSandbox] = Owner(None, policy)
-        self._unowned: Owner[OwnedSandbox] = Owner(None, policy)
-        self._waiting: Shelf[OwnedSandbox] = Shelf()
+        self._own: SandboxOwner[OwnedSandbox] = SandboxOwner(None, policy)
+        self._unowned: SandboxOwner[OwnedSandbox] = SandboxOwner(None, policy)
+        self._waiting: WarmShelf[OwnedSandbox] = WarmShelf()
         self._ticker: Every | None = None
         self._closed = False
         self._pid: int | None = None  # the process in which the manager was first used
@@ -149,7 +149,7 @@ class SandboxManager:
     # sandboxes
 
     def _make(
-        self, owner: Owner[OwnedSandbox], policy: Policy, labels: Mapping[str, str] | None = None
+        self, owner: SandboxOwner[OwnedSandbox], policy: Policy, labels: Mapping[str, str] | None = None
     ) -> OwnedSandbox:
         """Return a sandbox that is not started, or one that waited."""
         self._check_open()

@@ -9,8 +9,7 @@ from __future__ import annotations
 from ringfence._sync.compat import blocking, launched
 from ringfence._sync.process import completed
 from ringfence.core import arguments
-from ringfence.errors import SandboxLostError
-from ringfence.host import zygote_start
+from ringfence.errors import SandboxLostError, need_linux
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -63,6 +62,11 @@ def run(
     variables = arguments.check_env(env)
     seconds = arguments.check_timeout(timeout_s, chosen.limits, beside_policy=policy is not None)
     asked = arguments.Once(language, checked, given, variables, seconds)
+    need_linux()
+    if backend not in ("auto", "process"):
+        return run_alone(asked, backend, image, chosen)
+    from ringfence.host import zygote_start  # for the process backend alone
+
     is_first = zygote_start.begin_first(backend, image, chosen)
     try:
         if is_first:

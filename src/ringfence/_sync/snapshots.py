@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ringfence._sync.sandbox import Sandbox
     from ringfence._sync.session import Session
     from ringfence.backends.contract import Outlet
-    from ringfence.snapshots.content import Store
+    from ringfence.snapshots.content import ContentStore
     from ringfence.snapshots.model import Snapshot
     from ringfence.snapshots.take import Look
 
@@ -38,7 +38,7 @@ _ANSWER_S = 3.0  # a worker that stayed and does not answer for so long was stop
 class Trees:
     """The files of a sandbox as the host last saw them, so that the next look costs only what changed."""
 
-    def __init__(self, bound: str, store: Store | None = None) -> None:
+    def __init__(self, bound: str, store: ContentStore | None = None) -> None:
         """Remember nothing yet. `store`: where content goes; without it, the store that ends with this process."""
         self._bound = bound
         self._store = store
@@ -158,7 +158,7 @@ def copy_files(source: Place, of: Trees, target: Place, to: Trees) -> None:
         snapshot.delete()
 
 
-def _holder_of(manifest: Manifest, store: Store) -> Holder:
+def _holder_of(manifest: Manifest, store: ContentStore) -> Holder:
     """Return a new holder of all content of a snapshot."""
     holder = Holder(store)
     holder.hold_all(manifest.digests)

@@ -27,10 +27,10 @@ def main(argv: list[str], console: Console) -> int:
 
         return show_help("exec", console)
     _check_command(given.words)
-    from ringfence.cli.launch import Job, launch
+    from ringfence.cli.launch import CommandJob, launch
     from ringfence.cli.settings import Settings
 
-    return launch(Job(given.words), Settings(given, "dev"), console)
+    return launch(CommandJob(given.words), Settings(given, "dev"), console)
 
 
 def _check_command(words: list[str]) -> None:
@@ -52,7 +52,7 @@ def shell(argv: list[str], console: Console) -> int:
         from ringfence.cli import show_help
 
         return show_help("shell", console)
-    from ringfence.cli.launch import Job, launch
+    from ringfence.cli.launch import CommandJob, launch
     from ringfence.cli.settings import Settings, check_terminal
 
     settings = Settings(given, "dev")
@@ -60,4 +60,4 @@ def shell(argv: list[str], console: Console) -> int:
     settings.tty = True
     settings.keep = given.last("--keep")
     settings.start_from = given.last("--from")
-    return launch(Job(given.words or ["sh", "-c", _SHELL]), settings, console)
+    return launch(CommandJob(given.words or ["sh", "-c", _SHELL]), settings, console)

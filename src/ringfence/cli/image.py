@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ringfence.cli.console import Console
-    from ringfence.cli.options import Given
+    from ringfence.cli.options import CommandLine
     from ringfence.images import ImageInfo
     from ringfence.values import Json
 
@@ -120,7 +120,7 @@ def _clear(console: Console) -> None:
         write(ERR, b"\r\x1b[K")
 
 
-def _build(words: list[str], given: Given, console: Console) -> int:
+def _build(words: list[str], given: CommandLine, console: Console) -> int:
     import warnings
 
     from ringfence import images
@@ -216,7 +216,7 @@ def _export(words: list[str], console: Console) -> int:
     return 0
 
 
-def _remove(words: list[str], given: Given, console: Console) -> int:
+def _remove(words: list[str], given: CommandLine, console: Console) -> int:
     from ringfence import images
 
     if not words:
@@ -247,7 +247,7 @@ def _known(name: str) -> None:
             raise
 
 
-def _gc(words: list[str], given: Given, console: Console) -> int:
+def _gc(words: list[str], given: CommandLine, console: Console) -> int:
     from ringfence import images
 
     _count("gc", words, 0, 0)
@@ -261,7 +261,7 @@ def _gc(words: list[str], given: Given, console: Console) -> int:
     return 0
 
 
-def _agreed(question: str, given: Given) -> bool:
+def _agreed(question: str, given: CommandLine) -> bool:
     if given.has("--yes"):
         return True
     if not os.isatty(0):

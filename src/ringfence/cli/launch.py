@@ -95,7 +95,7 @@ def _nothing(_: int, __: FrameType | None) -> None:
     return
 
 
-class Job:
+class CommandJob:
     """A program to run: `argv` inside, with our standard input if `stdin`, after `prepare` has put files there.
 
     `prepare` also compiles the code where needed, and returns the compiler's result when compiling failed.
@@ -121,7 +121,7 @@ class Job:
         self.python: str | None = None
 
 
-def launch(job: Job, settings: Settings, console: Console) -> int:
+def launch(job: CommandJob, settings: Settings, console: Console) -> int:
     """Run the job in a fresh sandbox and return the exit code. Raises Problem and RingfenceError when nothing ran."""
     if settings.explain:
         _explain(_sandbox(settings), console)
@@ -207,7 +207,7 @@ def _begin(settings: Settings) -> None:
         return  # no error here: the start tries again and says why
 
 
-def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Stop) -> tuple[Result, bytes]:
+def _run(box: Sandbox, job: CommandJob, settings: Settings, console: Console, stop: Stop) -> tuple[Result, bytes]:
     try:
         _start(box)
         began = time.monotonic()
@@ -234,7 +234,7 @@ def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Sto
 
 
 def _on_terminal(
-    box: Sandbox, job: Job, settings: Settings, console: Console, stop: Stop, left: float
+    box: Sandbox, job: CommandJob, settings: Settings, console: Console, stop: Stop, left: float
 ) -> tuple[Result, bytes]:
     from ringfence.cli.terminal import Terminal, size, variables
 
@@ -344,7 +344,7 @@ def _relay(process: Process, settings: Settings, console: Console) -> tuple[Resu
     raise AssertionError("a process ended without an Exit event")
 
 
-def _write_notes(result: Result, tail: bytes, job: Job, settings: Settings, console: Console) -> None:
+def _write_notes(result: Result, tail: bytes, job: CommandJob, settings: Settings, console: Console) -> None:
     if not console.quiet and (has_notes(result) or _importable()):
         from ringfence.cli.notes import notes
 

@@ -13,7 +13,7 @@ from ringfence.policy import format_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.cli.launch import Job
+    from ringfence.cli.launch import CommandJob
     from ringfence.cli.settings import Settings
     from ringfence.results import Denial, Result
 
@@ -22,7 +22,7 @@ _NOT_IN_IMAGE = "exec.not-in-image"
 _MAX_NOTES = 20
 
 
-def notes(result: Result, job: Job, settings: Settings, stderr_tail: bytes) -> list[str]:
+def notes(result: Result, job: CommandJob, settings: Settings, stderr_tail: bytes) -> list[str]:
     """Return the lines for standard error, the most useful last."""
     lines = _weaker(result)
     denials = tuple(denial for denial in result.denials if denial.code != _NOT_IN_IMAGE)
@@ -36,7 +36,7 @@ def notes(result: Result, job: Job, settings: Settings, stderr_tail: bytes) -> l
     return lines + _ending(result, job, settings, stderr_tail)
 
 
-def _ending(result: Result, job: Job, settings: Settings, stderr_tail: bytes) -> list[str]:
+def _ending(result: Result, job: CommandJob, settings: Settings, stderr_tail: bytes) -> list[str]:
     argv = job.argv
     limits = settings.policy.limits
     match result.reason:
@@ -171,7 +171,7 @@ def _git_elsewhere(folder: str) -> str | None:
         return None
 
 
-def _missing_module(job: Job, stderr_tail: bytes) -> list[str]:
+def _missing_module(job: CommandJob, stderr_tail: bytes) -> list[str]:
     """Return a note when an import failed because only FILE was shown. Compares names, opens nothing."""
     _, found, rest = stderr_tail.rpartition(b"ModuleNotFoundError: No module named '")
     if not found or job.folder is None:

@@ -34,7 +34,7 @@ class Option:
         self.check = check
 
 
-class Given:
+class CommandLine:
     """A command line as read: options in order, and the words that are no options."""
 
     __slots__ = ("options", "words")
@@ -66,12 +66,12 @@ class Table:
             if option.short:
                 self.by_name[option.short] = option
 
-    def parse(self, argv: list[str], console: Console) -> Given | None:
+    def parse(self, argv: list[str], console: Console) -> CommandLine | None:
         """Return what `argv` says; None when it asks for help. Raises Problem for the first mistake.
 
         The whole line is read first, so that `--json` after a mistake still decides how the mistake is reported.
         """
-        reader = _Reader(self, argv, console)
+        reader = _OptionReader(self, argv, console)
         given = reader.read()
         if given is None:
             return None
@@ -81,7 +81,7 @@ class Table:
         return given
 
 
-class _Reader:
+class _OptionReader:
     __slots__ = ("argv", "at", "console", "given", "mistake", "table")
 
     def __init__(self, table: Table, argv: list[str], console: Console) -> None:
@@ -89,10 +89,10 @@ class _Reader:
         self.argv = argv
         self.at = 0
         self.console = console
-        self.given = Given()
+        self.given = CommandLine()
         self.mistake: Problem | None = None
 
-    def read(self) -> Given | None:
+    def read(self) -> CommandLine | None:
         while self.at < len(self.argv):
             word = self.argv[self.at]
             self.at += 1

@@ -11,7 +11,7 @@ from ringfence.cli.settings import FOLDER, PRESETS, find_policy, own_policies, p
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.cli.console import Console
-    from ringfence.cli.options import Given
+    from ringfence.cli.options import CommandLine
     from ringfence.errors import PolicyError
     from ringfence.values import Json
 
@@ -93,7 +93,7 @@ def _explain(name: str, console: Console) -> int:
     return 0
 
 
-def _show(words: list[str], given: Given, console: Console) -> int:
+def _show(words: list[str], given: CommandLine, console: Console) -> int:
     if console.json:
         raise Problem("policy show prints TOML, not JSON", fix="for a program: ringfence policy explain --json NAME")
     _no_more("show", words[1:])

@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence import Result, Sandbox
     from ringfence.cli.console import Console
-    from ringfence.cli.launch import Job
-    from ringfence.cli.options import Given
+    from ringfence.cli.launch import CommandJob
+    from ringfence.cli.options import CommandLine
     from ringfence.policy import Mount
 
 
@@ -71,18 +71,18 @@ def _no_input(code: Code) -> bool:
     return code.from_stdin or os.isatty(0) or is_null(0)
 
 
-def job_for(code: Code, mounts: tuple[Mount, ...]) -> Job:
+def job_for(code: Code, mounts: tuple[Mount, ...]) -> CommandJob:
     """Return the job for a piece of code: -c as an interpreter's argument, a file as a file of the same name.
 
     A file that is shown inside anyway runs from there and finds its neighbours.
     """
-    from ringfence.cli.launch import Job
+    from ringfence.cli.launch import CommandJob
 
     language = TABLE[code.language]
     if code.inline and code.language in _SWITCHES and len(code.text) <= _MAX_ARGUMENT:
         zero = ["bash"] if code.language == "bash" else []  # bash -c takes $0 before the arguments
         end = ["--"] if code.language == "javascript" and code.args else []
-        return Job([language.run[0], _SWITCHES[code.language], code.text.decode(), *zero, *end, *code.args])
+        return CommandJob([language.run[0], _SWITCHES[code.language], code.text.decode(), *zero, *end, *code.args])
     there = inside(code.path, mounts) if code.path is not None else None
     named = there or (f"{WORKSPACE}/{code.name}" if code.path is not None or not language.compile else None)
     what = commands(language, code.text.decode("utf-8", "replace"), _BUILD if language.compile else WORKSPACE, named)
@@ -102,7 +102,7 @@ def job_for(code: Code, mounts: tuple[Mount, ...]) -> Job:
         return None if compiled.ok else compiled
 
     needed = there is None or language.compile
-    return Job(
+    return CommandJob(
         [*what.run, *code.args],
         stdin=not code.from_stdin,
         prepare=prepare if needed else None,
@@ -115,7 +115,7 @@ class Code:
 
     __slots__ = ("args", "from_stdin", "inline", "language", "name", "path", "text")
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: CommandLine) -> None:
         """Read the code. Raises Problem when there is no code, when it is no text, or when the language cannot run."""
         inline = given.last("--code")
         words = given.words

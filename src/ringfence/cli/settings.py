@@ -12,7 +12,7 @@ from ringfence.text import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.cli.options import Given
+    from ringfence.cli.options import CommandLine
     from ringfence.policy import Limits, Mount, Network, Policy
     from ringfence.values import BackendName, Isolation, MountMode, PresetName
 
@@ -29,7 +29,7 @@ class Settings:
         *("start_from", "tty"),
     )
 
-    def __init__(self, given: Given, base: PresetName) -> None:
+    def __init__(self, given: CommandLine, base: PresetName) -> None:
         """Check all options. Raises Problem or PolicyError for the first mistake; starts nothing."""
         self.tty = given.has("--tty")
         if self.tty:
@@ -45,7 +45,7 @@ class Settings:
         self.explain = given.has("--explain")
         self.raw = given.has("--raw")
 
-    def _ours(self, name: str, given: Given) -> str | None:
+    def _ours(self, name: str, given: CommandLine) -> str | None:
         """Return the path of an output file. Raises Problem for a folder that the guest may write (J02, A04)."""
         path = given.last(name)
         if path is None:
@@ -60,7 +60,7 @@ class Settings:
         return path
 
 
-def check_terminal(given: Given, fix: str) -> None:
+def check_terminal(given: CommandLine, fix: str) -> None:
     """Raise Problem when there is no terminal for the guest, or --json would write to the same terminal."""
     if not given.has("--explain"):
         from ringfence.cli.terminal import require
@@ -70,7 +70,7 @@ def check_terminal(given: Given, fix: str) -> None:
         raise Problem("--json has no place on a terminal", fix="to get the object in a file: --report FILE")
 
 
-def policy_from(given: Given, base: PresetName) -> Policy:
+def policy_from(given: CommandLine, base: PresetName) -> Policy:
     """Return the policy named by --policy, else the preset `base`, with the options on top."""
     from ringfence.policy import Policy
 
@@ -84,7 +84,7 @@ def policy_from(given: Given, base: PresetName) -> Policy:
     return _with_options(policy, given)
 
 
-def _with_options(policy: Policy, given: Given) -> Policy:
+def _with_options(policy: Policy, given: CommandLine) -> Policy:
     names = {name for name, _ in given.options}
     if names & {"--timeout", "--memory", "--limit"}:
         policy = policy.replace(limits=_limits(policy.limits, given))
@@ -102,7 +102,7 @@ def _with_options(policy: Policy, given: Given) -> Policy:
     return policy.replace(strict=True) if "--strict" in names else policy
 
 
-def _limits(limits: Limits, given: Given) -> Limits:
+def _limits(limits: Limits, given: CommandLine) -> Limits:
     from ringfence.errors import PolicyError
     from ringfence.values import replace
 
@@ -137,7 +137,7 @@ def _limit_value(key: str, raw: str) -> str | int | float:
     return int(value) if value == int(value) else value
 
 
-def _env(given: Given) -> dict[str, str]:
+def _env(given: CommandLine) -> dict[str, str]:
     env: dict[str, str] = {}
     for option, raw in given.options:
         if option == "--env":
@@ -160,7 +160,7 @@ def _host_variable(option: str, name: str, fix: str) -> str:
     return value
 
 
-def _network(network: Network, given: Given) -> Network:
+def _network(network: Network, given: CommandLine) -> Network:
     from ringfence.values import replace
 
     allow = network.allow
@@ -183,7 +183,7 @@ def _network(network: Network, given: Given) -> Network:
     return replace(network, allow=allow, deny=tuple(dict.fromkeys(deny)))
 
 
-def _with_secrets(policy: Policy, given: Given) -> Policy:
+def _with_secrets(policy: Policy, given: CommandLine) -> Policy:
     from ringfence.errors import PolicyError
     from ringfence.policy import Secret
 
@@ -201,7 +201,7 @@ def _with_secrets(policy: Policy, given: Given) -> Policy:
         raise error from None
 
 
-def _check_secret_name(name: str, given: Given) -> None:
+def _check_secret_name(name: str, given: CommandLine) -> None:
     if "=" in name:  # the text after = may be the secret's value: do not show it again
         shown = name.partition("=")[0]
         message = f"--secret {shown}: never give the value here, where every user of this machine can read it"
@@ -211,7 +211,7 @@ def _check_secret_name(name: str, given: Given) -> None:
         raise Problem(f"--secret {name} is given twice", fix=f"name its hosts together: --secret {name}@HOST,HOST")
 
 
-def _say_unreachable(network: Network, given: Given) -> None:
+def _say_unreachable(network: Network, given: CommandLine) -> None:
     """Raise Problem for a secret whose host the guest cannot reach, in the words of the options."""
     for option, raw in given.options:
         for host in raw.partition("@")[2].split(",") if option == "--secret" else ():

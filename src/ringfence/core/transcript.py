@@ -29,7 +29,7 @@ _BESIDE = 256  # what a representation costs beyond its bytes: an empty one is n
 MAX_OUTPUTS = 1 << 24  # bytes of displayed objects that a result may hold, unless limits.output is more
 
 
-class Kept:
+class CappedStream:
     """The first and the last half of a stream, within a cap. Memory stays at the cap whatever arrives (F16)."""
 
     def __init__(self, cap: int) -> None:
@@ -68,8 +68,8 @@ class Transcript:
     def __init__(self, limits: Limits, before: tuple[Usage, int], mark: int = 0) -> None:
         self.before = before  # the sandbox's usage at the start, and how often its memory limit had killed
         self.mark = mark  # the length of the gateway's list of denials at the start
-        self.stdout = Kept(limits.output)
-        self.stderr = Kept(limits.output)
+        self.stdout = CappedStream(limits.output)
+        self.stderr = CappedStream(limits.output)
         self.outputs: list[Output] = []
         self.outputs_cut = False
         self.exception: Mapping[str, object] | None = None

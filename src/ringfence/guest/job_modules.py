@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ringfence.guest.guestd.protocols import Bundle
+    from ringfence.guest.guestd.protocols import BundleLoader
 
 _FILES, _INTERPRETER, _SHARED = "ringfence.guest.files", "ringfence.guest.interpreter", "ringfence.shared"
 _CONNECTOR = "ringfence.guest.guestd.connector"  # the only job that is in neither package
@@ -54,7 +54,7 @@ def text_of(path: str) -> str:
 
 def _members(package: str) -> list[str]:
     """Return the full names of a package's modules, in the bundle or in the package's folder."""
-    loader: Bundle | object = __spec__.loader
+    loader: BundleLoader | object = __spec__.loader
     if hasattr(loader, "members"):
         held: list[str] = loader.members(package)
         return held

@@ -158,7 +158,7 @@ _LIBRARY = f"{os.path.dirname(os.__file__)}/"
 _kinds: dict[str, str] = {}  # whose code a file holds, by file name
 
 
-class _Finder:
+class _GuardedFinder:
     """The first finder of `sys.meta_path`. It finds nothing for the caller's own code."""
 
     @staticmethod
@@ -179,7 +179,7 @@ class _Finder:
         raise ModuleNotFoundError(f"No module named {name!r} outside the folders that a guest can write", name=name)
 
 
-_finder = _Finder()
+_finder = _GuardedFinder()
 
 
 def _is_for_us(frame: FrameType | None, name: str) -> bool:

@@ -100,9 +100,9 @@ def disk_root() -> str:
     return f"/var/lib/{_NAME}" if os.geteuid() == 0 else os.path.expanduser(f"~/.local/state/{_NAME}")
 
 
-def register() -> Owner:
+def register() -> OwnerRecord:
     """Open the record of this process, made when missing. Cheap; call this once and keep the result."""
-    return Owner(record())
+    return OwnerRecord(record())
 
 
 def record() -> str:
@@ -139,7 +139,7 @@ def sweep_once() -> None:
         sweep()
 
 
-class Owner:
+class OwnerRecord:
     """The record of one library process: a file of JSON lines. Safe to use from many threads.
 
     In a fork of the process the object is dead: `note` and `forget` raise SandboxClosedError.
@@ -428,11 +428,11 @@ def _unlink(path: str) -> None:
 
 # ── the record of this process: a single record for all that must not outlive it ──────────────────
 
-_owners: dict[int, Owner] = {}
+_owners: dict[int, OwnerRecord] = {}
 _lock = _thread.allocate_lock()
 
 
-def owner() -> Owner:
+def owner() -> OwnerRecord:
     """Return the record of this process, opened on first use. A fork gets a record of its own."""
     with _lock:
         pid = os.getpid()

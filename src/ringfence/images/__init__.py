@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 
 from ringfence.errors import ImageError
-from ringfence.images.store import ImageInfo, Store
+from ringfence.images.store import ImageInfo, ImageStore
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -50,12 +50,12 @@ class Collected(Struct):
 
 def directory() -> str:
     """Return the directory of this user's images. The first import or build makes it."""
-    return Store().directory
+    return ImageStore().directory
 
 
 def list_images() -> list[ImageInfo]:
     """Return all images, sorted by name. Leaves out an image with a damaged record; `inspect` names the damage."""
-    store = Store()
+    store = ImageStore()
     found = []
     for name in store.names():
         try:
@@ -67,7 +67,7 @@ def list_images() -> list[ImageInfo]:
 
 def inspect(name: str) -> ImageInfo:
     """Return an image. Raises ImageError, with the nearest name, when no image has this name."""
-    return Store().find(name)
+    return ImageStore().find(name)
 
 
 def import_image(name: str, source: HostPath, *, progress: Callable[[str], None] | None = None) -> ImageInfo:
@@ -79,7 +79,7 @@ def import_image(name: str, source: HostPath, *, progress: Callable[[str], None]
     """
     from ringfence.images.importer import import_source
 
-    return import_source(Store(), name, os.fspath(source), progress)
+    return import_source(ImageStore(), name, os.fspath(source), progress)
 
 
 def build(
@@ -99,7 +99,7 @@ def build(
     """
     from ringfence.images.builder import build_image
 
-    return build_image(Store(), image, recipe, preset=preset, use_cache=use_cache, progress=progress)
+    return build_image(ImageStore(), image, recipe, preset=preset, use_cache=use_cache, progress=progress)
 
 
 def export(name: str, path: HostPath) -> None:
@@ -109,7 +109,7 @@ def export(name: str, path: HostPath) -> None:
     """
     from ringfence.images.exporter import export_image
 
-    export_image(Store(), name, os.fspath(path))
+    export_image(ImageStore(), name, os.fspath(path))
 
 
 def remove(*names: str) -> None:
@@ -117,13 +117,13 @@ def remove(*names: str) -> None:
 
     Raises ImageError at the first that is unknown or used by a sandbox; the images before are removed.
     """
-    store = Store()
+    store = ImageStore()
     for name in names:
         _release(store, name)
         store.remove(name)
 
 
-def _release(store: Store, name: str) -> None:
+def _release(store: ImageStore, name: str) -> None:
     """Close what this process keeps ready for an image. Waits up to 2 s for sandboxes that are closing."""
     import time
 
@@ -147,11 +147,11 @@ def gc() -> Collected:
 
     for digest in held():  # what this process keeps ready does not use the image
         release_image(digest)
-    return Collected(*Store().collect())
+    return Collected(*ImageStore().collect())
 
 
 def verify(name: str) -> None:
     """Read all of an image and compare its digest. Raises ImageError when the files are not what was stored."""
     from ringfence.images.exporter import verify_image
 
-    verify_image(Store(), name)
+    verify_image(ImageStore(), name)

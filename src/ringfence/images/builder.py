@@ -9,7 +9,7 @@ import time
 
 from ringfence.errors import ImageError, PolicyError
 from ringfence.images.importer import apply_directory, apply_host_file, check_free_name
-from ringfence.images.make import Making, Wanted, find_python, real_path, silent
+from ringfence.images.make import ImageWorkplace, Wanted, find_python, real_path, silent
 from ringfence.images.packages import add_npm, add_pip, check_host, debootstrap, suite_of
 from ringfence.images.tar_reader import TarError, parts
 from ringfence.policy.checks import identifier, plain_path, shorten, suggestion, text
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ringfence._sync.sandbox import Sandbox
-    from ringfence.images.store import Held, ImageInfo, Store
+    from ringfence.images.store import Held, ImageInfo, ImageStore
     from ringfence.policy.load import Path
     from ringfence.values import HostPath, Json, Strings
 
@@ -226,7 +226,7 @@ _FORM = 1  # the format of a step's tree: another number makes old steps unknown
 
 
 def build_image(
-    store: Store,
+    store: ImageStore,
     image: str | Image,
     recipe: HostPath | Recipe | None,
     *,
@@ -246,7 +246,7 @@ def build_image(
 
 
 def _chosen(
-    store: Store, image: str | Image, recipe: HostPath | Recipe | None, preset: str | None
+    store: ImageStore, image: str | Image, recipe: HostPath | Recipe | None, preset: str | None
 ) -> tuple[str, Recipe]:
     if isinstance(image, Image):
         from ringfence.images.store import stored_name
@@ -283,7 +283,7 @@ def _recorded(info: ImageInfo) -> Recipe:
     return Recipe(files=tuple(RecipeFile(*pair) for pair in pairs), **kept)  # type: ignore[arg-type]  # our own record
 
 
-def _with_base(store: Store, recipe: Recipe, name: str) -> Recipe:
+def _with_base(store: ImageStore, recipe: Recipe, name: str) -> Recipe:
     """Return a recipe based on Debian: where the base is an image, the image's recipe with this recipe's additions."""
     if recipe.base.partition(":")[0] == "debian":
         return recipe
@@ -313,7 +313,9 @@ class _Step(Struct):
 class _Build:
     """A build of an image. Holds the trees of its steps until `close`."""
 
-    def __init__(self, store: Store, name: str, recipe: Recipe, say: Callable[[str], None], *, use_cache: bool) -> None:
+    def __init__(
+        self, store: ImageStore, name: str, recipe: Recipe, say: Callable[[str], None], *, use_cache: bool
+    ) -> None:
         self._store = store
         self._name = name
         self._recipe = recipe
@@ -360,7 +362,7 @@ class _Build:
         return None
 
     def _make(self, step: _Step, key: str, wanted: Wanted) -> ImageInfo:
-        with Making(self._store, f"image {self._name}") as making:
+        with ImageWorkplace(self._store, f"image {self._name}") as making:
             making.tree.adopt(step.held.root)
             for one in self._recipe.files:
                 self._copy(making, one)
@@ -374,13 +376,13 @@ class _Build:
         for held in self._held:
             held.close()
 
-    def _step(self, key: str, what: str, make: Callable[[Making], None], before: _Step | None = None) -> _Step:
+    def _step(self, key: str, what: str, make: Callable[[ImageWorkplace], None], before: _Step | None = None) -> _Step:
         """Return the step's tree from the cache; else let `make` change a copy of the step before."""
         cached = self._cached(key)
         if cached is not None:
             self._say(f"{what}: from the cache")
             return cached
-        with Making(self._store, f"image {self._name}") as making:
+        with ImageWorkplace(self._store, f"image {self._name}") as making:
             if before is not None:
                 making.tree.adopt(before.held.root)
             make(making)
@@ -401,7 +403,7 @@ class _Build:
     def _debian(self, suite: str) -> _Step:
         packages = tuple(sorted(self._recipe.apt))
 
-        def make(making: Making) -> None:
+        def make(making: ImageWorkplace) -> None:
             debootstrap(making.tree, suite=suite, packages=packages, scratch=making.scratch, progress=self._say)
 
         return self._step(_key("debian", suite, list(packages)), f"Debian {suite}", make)
@@ -409,7 +411,7 @@ class _Build:
     def _pip(self, before: _Step) -> _Step:
         packages = tuple(sorted(self._recipe.pip))
 
-        def make(making: Making) -> None:
+        def make(making: ImageWorkplace) -> None:
             python = find_python(making.tree, self._recipe.env)
             if python is None:
                 raise ImageError(
@@ -427,12 +429,12 @@ class _Build:
     def _npm(self, before: _Step) -> _Step:
         packages = tuple(sorted(self._recipe.npm))
 
-        def make(making: Making) -> None:
+        def make(making: ImageWorkplace) -> None:
             add_npm(making.tree, packages, making.scratch, self._say)
 
         return self._step(_key("npm", before.key, list(packages)), "npm packages", make, before)
 
-    def _copy(self, making: Making, one: RecipeFile) -> None:
+    def _copy(self, making: ImageWorkplace, one: RecipeFile) -> None:
         """Copy a file or folder of the recipe.
 
         A folder is merged into the folder at its target, or where a link there leads. A file replaces its target.

@@ -18,13 +18,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-    from ringfence.images.store import ImageInfo, Store
+    from ringfence.images.store import ImageInfo, ImageStore
     from ringfence.images.tree import Node
 
 _CHUNK = 1 << 20
 
 
-def verify_image(store: Store, name: str) -> None:
+def verify_image(store: ImageStore, name: str) -> None:
     """See ringfence.images.verify."""
     info = store.find(name)
     with store.hold(info.digest) as held:
@@ -45,7 +45,7 @@ def _checked(root: str, info: ImageInfo) -> Node:
     )
 
 
-def export_image(store: Store, name: str, path: str) -> None:
+def export_image(store: ImageStore, name: str, path: str) -> None:
     """See ringfence.images.export."""
     info = store.find(name)
     with store.hold(info.digest) as held:

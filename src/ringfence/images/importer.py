@@ -6,9 +6,9 @@ import os
 import stat
 
 from ringfence.errors import ImageError
-from ringfence.images.make import Making, Wanted, silent
+from ringfence.images.make import ImageWorkplace, Wanted, silent
 from ringfence.images.store import checked_name
-from ringfence.images.tar_reader import Caps, Entry, TarError, TarStream, TooLargeError, short
+from ringfence.images.tar_reader import ArchiveCaps, ArchiveEntry, TarError, TarStream, TooLargeError, short
 from ringfence.images.tree import Beside
 from ringfence.policy import host_paths
 from ringfence.shared.paths import is_within
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import BinaryIO, Protocol, TypeAlias
 
-    from ringfence.images.store import ImageInfo, Store
+    from ringfence.images.store import ImageInfo, ImageStore
     from ringfence.images.tar_reader import Kind
-    from ringfence.images.tree import Tree
+    from ringfence.images.tree import ImageTree
     from ringfence.values import Json
 
     Read: TypeAlias = Callable[[int], bytes]
@@ -226,7 +226,7 @@ class Described(Struct):
     notes: tuple[str, ...] = ()
 
 
-def apply_file(tree: Tree, path: str, *, scratch: str, progress: Progress) -> Described:
+def apply_file(tree: ImageTree, path: str, *, scratch: str, progress: Progress) -> Described:
     """Apply a tar or an archive of layers, and return its description.
 
     `scratch`: a directory for archives that must be unpacked to be read. Raises ImageError, TarError.
@@ -250,7 +250,7 @@ def apply_file(tree: Tree, path: str, *, scratch: str, progress: Progress) -> De
             unpacked.close()
 
 
-def apply_stream(tree: Tree, read: Callable[[int], bytes]) -> None:
+def apply_stream(tree: ImageTree, read: Callable[[int], bytes]) -> None:
     """Apply a tar that comes through a pipe, as one layer."""
     tree.apply_tar(TarStream(read, tree.caps), whiteouts=False)
 
@@ -291,7 +291,7 @@ def _looks_layered(name: str) -> bool:
     return is_hex and (top.endswith((".json", ".tar")) or rest in ("", "json", "VERSION", "layer.tar"))
 
 
-def _apply_plain(tree: Tree, file: BinaryIO, progress: Progress) -> Described:
+def _apply_plain(tree: ImageTree, file: BinaryIO, progress: Progress) -> Described:
     index = _index(file)
     file.seek(0)
     if index is None:
@@ -314,7 +314,7 @@ def _index(file: BinaryIO) -> Index | None:
         if file.seek(count, os.SEEK_CUR) > size:
             raise TarError(f"the archive is cut short after {size:,} bytes")
 
-    stream = TarStream(file.read, Caps(entries=_ARCHIVE_ENTRIES, size=1 << 50), skip=skip)
+    stream = TarStream(file.read, ArchiveCaps(entries=_ARCHIVE_ENTRIES, size=1 << 50), skip=skip)
     found: Index = {}
     links: list[tuple[str, str]] = []
     for entry in stream:
@@ -414,7 +414,7 @@ class _Hashed:
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _docker(archive: _Archive, tree: Tree, progress: Progress) -> Described:
+def _docker(archive: _Archive, tree: ImageTree, progress: Progress) -> Described:
     manifest = archive.json("manifest.json")
     if not isinstance(manifest, list) or not manifest or not all(isinstance(one, dict) for one in manifest):
         raise TarError("manifest.json is no list of images")
@@ -433,7 +433,7 @@ def _docker(archive: _Archive, tree: Tree, progress: Progress) -> Described:
     return described
 
 
-def _oci(archive: _Archive, tree: Tree, progress: Progress) -> Described:
+def _oci(archive: _Archive, tree: ImageTree, progress: Progress) -> Described:
     manifest = _manifest(archive, archive.json("index.json"), 0)
     config_digest = _digest(manifest.get("config"))
     config = archive.json(f"blobs/sha256/{config_digest}", config_digest)
@@ -483,7 +483,7 @@ def _digest(descriptor: object) -> str:
 
 
 def _apply_layers(
-    archive: _Archive, tree: Tree, layers: list[tuple[str, str | None]], config: object, progress: Progress
+    archive: _Archive, tree: ImageTree, layers: list[tuple[str, str | None]], config: object, progress: Progress
 ) -> None:
     rootfs = config.get("rootfs") if isinstance(config, dict) else None
     ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
@@ -497,7 +497,7 @@ def _apply_layers(
         left -= _apply_layer(archive, tree, name, digest, _digest({"digest": diff}), left)
 
 
-def _apply_layer(archive: _Archive, tree: Tree, name: str, digest: str | None, diff: str, left: int) -> int:
+def _apply_layer(archive: _Archive, tree: ImageTree, name: str, digest: str | None, diff: str, left: int) -> int:
     packed = _Hashed(archive.reader(name))
     unpacked = Unpacked(packed.read if digest is not None else archive.reader(name))
     plain = _Hashed(unpacked.read)
@@ -566,14 +566,14 @@ def _plain(value: object) -> Json:
 # ── folders ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def apply_directory(tree: Tree, path: str, *, below: str = "", whole: bool = True) -> Described:
+def apply_directory(tree: ImageTree, path: str, *, below: str = "", whole: bool = True) -> Described:
     """Copy a folder of the host into the tree. Leaves out file systems mounted in the folder; follows no links.
 
     `below`: the place in the tree. `whole`: the folder is the root file system.
     """
     tree.begin_layer()
     fd = host_paths.open_itself(path, os.O_RDONLY | os.O_DIRECTORY)
-    walk = _Walk(tree, os.fstat(fd).st_dev)
+    walk = _FolderWalk(tree, os.fstat(fd).st_dev)
     try:
         if whole:
             tree.add(_entry_of(".", os.fstat(fd), "dir"), list)
@@ -589,7 +589,7 @@ def apply_directory(tree: Tree, path: str, *, below: str = "", whole: bool = Tru
     return Described("directory", notes=tuple(walk.notes))
 
 
-def apply_host_file(tree: Tree, path: str, target: str) -> None:
+def apply_host_file(tree: ImageTree, path: str, target: str) -> None:
     """Copy a file of the host to `target` in the tree."""
     tree.begin_layer()
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY  # never waits for a pipe
@@ -600,8 +600,8 @@ def apply_host_file(tree: Tree, path: str, target: str) -> None:
         tree.add(_entry_of(target, found, "file"), lambda: _pieces(file))
 
 
-class _Walk:
-    def __init__(self, tree: Tree, device: int) -> None:
+class _FolderWalk:
+    def __init__(self, tree: ImageTree, device: int) -> None:
         self._tree = tree
         self._device = device
         self._seen: dict[int, str] = {}  # files with several names
@@ -648,8 +648,8 @@ def _pieces(file: object) -> Iterator[bytes]:
         yield data
 
 
-def _entry_of(path: str, found: os.stat_result, kind: Kind, link: str = "") -> Entry:
-    return Entry(
+def _entry_of(path: str, found: os.stat_result, kind: Kind, link: str = "") -> ArchiveEntry:
+    return ArchiveEntry(
         path,
         kind,
         mode=stat.S_IMODE(found.st_mode),
@@ -726,14 +726,14 @@ def _failed(engine: str, name: str, said: str) -> ImageError:
     return ImageError(f"{engine} save failed: {text}", code="engine-failed", fix=f"try by hand: {engine} save {name}")
 
 
-def import_source(store: Store, name: str, source: str, progress: Callable[[str], None] | None) -> ImageInfo:
+def import_source(store: ImageStore, name: str, source: str, progress: Callable[[str], None] | None) -> ImageInfo:
     """See ringfence.images.import_image."""
     check_free_name(name)
     say = progress or silent
     engine = split(source)
     if engine is None:
         _check_source(store, source)
-    with Making(store, source) as making:
+    with ImageWorkplace(store, source) as making:
         if engine is not None:
             saved = f"{making.scratch}/saved.tar"
             save(*engine, saved, say)
@@ -756,7 +756,7 @@ def check_free_name(name: str) -> None:
         raise ImageError(f"{name!r} is no name of an image", code="image-name", fix='leave the "+" out')
 
 
-def _check_source(store: Store, source: str) -> None:
+def _check_source(store: ImageStore, source: str) -> None:
     mode = os.stat(source).st_mode
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
         raise ImageError(f"{source} is neither a file nor a folder", code="image-source", fix="name an archive")
@@ -770,7 +770,7 @@ def _check_source(store: Store, source: str) -> None:
             )
 
 
-def _check_content(making: Making, source: str) -> None:
+def _check_content(making: ImageWorkplace, source: str) -> None:
     """Refuse a source without programs, such as an empty archive, now rather than at the first run."""
     programs = [("bin",), ("usr", "bin"), ("sbin",), ("usr", "local", "bin"), ("busybox",)]
     if not any(making.tree.find(path) is not None for path in programs):

@@ -7,9 +7,9 @@ import os
 import time
 
 from ringfence.errors import ImageError
-from ringfence.images.store import ImageInfo, Store, free_space
-from ringfence.images.tar_reader import Caps, Entry, TarError, TooLargeError
-from ringfence.images.tree import Tree
+from ringfence.images.store import ImageInfo, ImageStore, free_space
+from ringfence.images.tar_reader import ArchiveCaps, ArchiveEntry, TarError, TooLargeError
+from ringfence.images.tree import ImageTree
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
@@ -47,10 +47,10 @@ class Wanted(Struct):
     user: str = "user"
 
 
-class Making:
+class ImageWorkplace:
     """A workplace with an empty tree. Leaving `with` removes what was not kept, and words failures as ImageError."""
 
-    def __init__(self, store: Store, what: str, caps: Caps | None = None) -> None:
+    def __init__(self, store: ImageStore, what: str, caps: ArchiveCaps | None = None) -> None:
         self._store = store
         self._what = what  # for messages
         self._place = store.workplace()
@@ -58,9 +58,9 @@ class Making:
         root = f"{self._place.directory}/root"
         os.mkdir(self.scratch, 0o700)
         os.mkdir(root, 0o755)
-        self.tree = Tree(root, caps or caps_for(store))
+        self.tree = ImageTree(root, caps or caps_for(store))
 
-    def __enter__(self) -> Making:
+    def __enter__(self) -> ImageWorkplace:
         return self
 
     def __exit__(
@@ -68,7 +68,7 @@ class Making:
     ) -> None:
         self.tree.close()
         self._place.__exit__(None, None, None)
-        if isinstance(exc, TooLargeError) and self.tree.caps.size < Caps().size:
+        if isinstance(exc, TooLargeError) and self.tree.caps.size < ArchiveCaps().size:
             raise self._disk_full() from None
         if isinstance(exc, TarError):
             raise ImageError(
@@ -115,10 +115,10 @@ class Making:
             return self._store.hold(digest)
 
 
-def caps_for(store: Store) -> Caps:
+def caps_for(store: ImageStore) -> ArchiveCaps:
     """Return caps as large as the disk has room for: a bomb is then refused and does not fill the disk (F22)."""
     store.open()
-    usual = Caps()
+    usual = ArchiveCaps()
     room = free_space(store.directory) - _RESERVE
     return replace(usual, size=max(0, min(usual.size, room)), reserve=_RESERVE)
 
@@ -143,7 +143,7 @@ _PROGRAMS = ("usr/local/bin", "usr/bin", "bin", "opt/venv/bin", "opt/conda/bin")
 _MOST_LINKS = 40
 
 
-def outfit(tree: Tree, *, user: str = "user") -> list[str]:
+def outfit(tree: ImageTree, *, user: str = "user") -> list[str]:
     """Add what every image has. Returns the changes to the image's own files, in words. Raises TarError."""
     notes = [f"{count} {what} left out" for what, count in sorted(tree.dropped.items())]
     tree.begin_layer()
@@ -164,7 +164,7 @@ def outfit(tree: Tree, *, user: str = "user") -> list[str]:
     return notes
 
 
-def _real_directory(tree: Tree, name: str) -> list[str]:
+def _real_directory(tree: ImageTree, name: str) -> list[str]:
     node = tree.find((name,))
     if node is not None and node.kind == "dir":
         return []
@@ -175,20 +175,20 @@ def _real_directory(tree: Tree, name: str) -> list[str]:
     return [] if node is None else [f"/{name} was a {node.kind} and is an empty directory now"]
 
 
-def _entry(name: str, kind: Kind, *, mode: int = 0o644, size: int = 0, link: str = "") -> Entry:
-    return Entry(name, kind, mode=mode, size=size, mtime=0, link=link, extended=False)
+def _entry(name: str, kind: Kind, *, mode: int = 0o644, size: int = 0, link: str = "") -> ArchiveEntry:
+    return ArchiveEntry(name, kind, mode=mode, size=size, mtime=0, link=link, extended=False)
 
 
-def _file(tree: Tree, name: str, text: str) -> None:
+def _file(tree: ImageTree, name: str, text: str) -> None:
     data = text.encode("utf-8", "surrogateescape")
     tree.add(_entry(name, "file", size=len(data)), lambda: [data])
 
 
-def _symlink(tree: Tree, name: str, text: str) -> None:
+def _symlink(tree: ImageTree, name: str, text: str) -> None:
     tree.add(_entry(name, "symlink", link=text), list)
 
 
-def _accounts(tree: Tree, user: str) -> list[str]:
+def _accounts(tree: ImageTree, user: str) -> list[str]:
     """Make `user` the name of uid 1000, whatever the image calls it: the first line with a name or number counts."""
     names = [user] if user == "user" else [user, "user"]
     notes = []
@@ -208,11 +208,11 @@ def _accounts(tree: Tree, user: str) -> list[str]:
     return notes
 
 
-def _shell(tree: Tree) -> str:
+def _shell(tree: ImageTree) -> str:
     return "/bin/bash" if resolve(tree, ("bin", "bash")) is not None else "/bin/sh"
 
 
-def find_python(tree: Tree, env: Mapping[str, str]) -> str | None:
+def find_python(tree: ImageTree, env: Mapping[str, str]) -> str | None:
     """Return the path inside of the image's own Python 3, found by the image's PATH or in the usual folders."""
     places = [place.strip("/") for place in env.get("PATH", "").split(":") if place.startswith("/")]
     for place in dict.fromkeys([*places, *_PROGRAMS]):
@@ -223,13 +223,13 @@ def find_python(tree: Tree, env: Mapping[str, str]) -> str | None:
     return None
 
 
-def resolve(tree: Tree, path: Path) -> Node | None:
+def resolve(tree: ImageTree, path: Path) -> Node | None:
     """Return the node at `path`; links are followed inside the root only. None: nothing is there, or a loop."""
     found = real_path(tree, path)
     return None if found is None else tree.find(found)
 
 
-def real_path(tree: Tree, path: Path) -> Path | None:
+def real_path(tree: ImageTree, path: Path) -> Path | None:
     """Return `path` without links, resolved inside the root. Missing parts stay as they are. None: a loop."""
     left = list(path)
     at: list[str] = []

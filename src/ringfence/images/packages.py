@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ringfence._sync.sandbox import Sandbox
-    from ringfence.images.tree import Tree
+    from ringfence.images.tree import ImageTree
 
     Progress = Callable[[str], None]
 
@@ -63,7 +63,7 @@ def _os_release() -> dict[str, str]:
 
 
 def debootstrap(
-    tree: Tree, *, suite: str, packages: tuple[str, ...], scratch: str, progress: Callable[[str], None]
+    tree: ImageTree, *, suite: str, packages: tuple[str, ...], scratch: str, progress: Callable[[str], None]
 ) -> None:
     """Fill an empty tree with a Debian root and `packages`. Raises UnsupportedError, or ImageError with the reason."""
     check_host()
@@ -306,7 +306,12 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMA
 
 
 def add_pip(
-    tree: Tree, packages: tuple[str, ...], python: str, open_box: Callable[[str], Sandbox], scratch: str, say: Progress
+    tree: ImageTree,
+    packages: tuple[str, ...],
+    python: str,
+    open_box: Callable[[str], Sandbox],
+    scratch: str,
+    say: Progress,
 ) -> None:
     """Install `packages` with the image's own Python. `open_box(wheels)` makes a sandbox that shows that folder."""
     wheels = f"{scratch}/wheels"
@@ -398,7 +403,7 @@ def _python_with_pip() -> str:
     )
 
 
-def add_npm(tree: Tree, packages: tuple[str, ...], scratch: str, say: Progress) -> None:
+def add_npm(tree: ImageTree, packages: tuple[str, ...], scratch: str, say: Progress) -> None:
     """Put npm packages below /usr/local, as `npm install --global` does, without running their scripts."""
     npm = programs.look_up("npm")
     if npm.path is None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence.images.tree import Tree
+    from ringfence.images.tree import ImageTree
     from ringfence.policy.image import Image
     from ringfence.values import Json
 
@@ -216,7 +216,7 @@ def default_directory() -> str:
     return f"{os.path.expanduser('~')}/.local/share/{_NAME}/images"
 
 
-class Store:
+class ImageStore:
     """A store below a directory. Several processes and threads can use it at once."""
 
     def __init__(self, directory: str | None = None) -> None:
@@ -323,7 +323,7 @@ class Store:
                 os.close(fd)
         return swept
 
-    def keep(self, tree: Tree) -> str:
+    def keep(self, tree: ImageTree) -> str:
         """Move a whole tree from a workplace into the store and return its digest. The same tree is stored once.
 
         Files that the store already has become links to the stored files. A damaged tree is replaced, unless a sandbox
@@ -564,7 +564,7 @@ def use(image: Image) -> Used:
 
     Raises ImageError when the image is not in the store, or was not built with the packages that it adds.
     """
-    store = Store()
+    store = ImageStore()
     name = stored_name(image)
     try:
         info = store.find(name)

@@ -68,7 +68,7 @@ class CutShortError(TarError):
 
 
 @final
-class Caps(Struct):
+class ArchiveCaps(Struct):
     """The limits of an archive. Checked before anything is kept."""
 
     entries: int = 400_000
@@ -81,7 +81,7 @@ class Caps(Struct):
     extension: int = 1 << 20  # bytes of one PAX or GNU header
 
 
-class Entry:
+class ArchiveEntry:
     """The content of a header with extensions applied. `name` and `link` are as written, odd bytes as surrogates."""
 
     __slots__ = ("extended", "kind", "link", "mode", "mtime", "name", "size")
@@ -96,10 +96,10 @@ class Entry:
         self.extended = extended  # the entry had extended attributes or capabilities, which are not read
 
     def __repr__(self) -> str:
-        return f"Entry({self.name!r}, {self.kind!r}, mode={self.mode:o}, size={self.size}, link={self.link!r})"
+        return f"ArchiveEntry({self.name!r}, {self.kind!r}, mode={self.mode:o}, size={self.size}, link={self.link!r})"
 
 
-def parts(name: str, caps: Caps) -> tuple[str, ...]:
+def parts(name: str, caps: ArchiveCaps) -> tuple[str, ...]:
     """Return the components of a relative name, without "." and empty components; () is the root itself.
 
     Raises TarError for an absolute name, for "..", and for a name longer or deeper than a kernel takes.
@@ -135,8 +135,10 @@ class TarStream:
     Raises TarError, and what `read` raises.
     """
 
-    def __init__(self, read: Read, caps: Caps | None = None, *, skip: Callable[[int], None] | None = None) -> None:
-        self.caps = caps or Caps()
+    def __init__(
+        self, read: Read, caps: ArchiveCaps | None = None, *, skip: Callable[[int], None] | None = None
+    ) -> None:
+        self.caps = caps or ArchiveCaps()
         self.offset = 0  # of the next byte to be read, from the start of the stream
         self._read = read
         self._skip_source = skip
@@ -148,7 +150,7 @@ class TarStream:
         self.size = 0  # bytes of all files so far
         self._headers = Headers(self.caps.extension, _total)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[ArchiveEntry]:
         while (entry := self._next()) is not None:
             yield entry
 
@@ -211,7 +213,7 @@ class TarStream:
 
     # entries
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> ArchiveEntry | None:
         rest = self._left + self._padding
         if rest:
             self._discard(rest)
@@ -226,7 +228,7 @@ class TarStream:
             raise TarError(_WHY[error.why].format(most=self.caps.extension)) from None
         return None
 
-    def _entry(self, found: Fields) -> Entry:
+    def _entry(self, found: Fields) -> ArchiveEntry:
         self._entries += 1
         if self._entries > self.caps.entries:
             raise TarError(f"more than {self.caps.entries:,} entries")
@@ -254,7 +256,9 @@ class TarStream:
             link = target.decode("utf-8", "surrogateescape")
             if not link or "\0" in link or len(target) > self.caps.link:
                 raise TarError(f"{short(name)} links to {short(link)}")
-        return Entry(name, kind, mode=mode & 0o7777, size=size, mtime=min(mtime, _LATEST), link=link, extended=extended)
+        return ArchiveEntry(
+            name, kind, mode=mode & 0o7777, size=size, mtime=min(mtime, _LATEST), link=link, extended=extended
+        )
 
 
 def _total(block: bytes) -> int:

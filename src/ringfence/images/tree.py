@@ -1,6 +1,6 @@
 """Applies layers of a root file system to a directory. The only writer of image trees.
 
-`Tree` knows every entry of its directory, because no other process writes there: a name is created only below
+`ImageTree` knows every entry of its directory, because no other process writes there: a name is created only below
 directories that this object made, never through a link, and an existing file is replaced, never opened (K01, M10).
 Ownership is not kept: all files belong to the user that imports. Set-uid and set-gid bits, devices, pipes and extended
 attributes are left out, and counted.
@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 
-from ringfence.images.tar_reader import Caps, TarError, TarStream, TooLargeError, parts, short
+from ringfence.images.tar_reader import ArchiveCaps, TarError, TarStream, TooLargeError, parts, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from queue import SimpleQueue
     from typing import Literal, Protocol, TypeAlias
 
-    from ringfence.images.tar_reader import Entry
+    from ringfence.images.tar_reader import ArchiveEntry
 
     NodeKind: TypeAlias = Literal["file", "dir", "symlink"]
     Path: TypeAlias = tuple[str, ...]
@@ -80,14 +80,14 @@ class Node:
         self.children: dict[str, Node] = {} if kind == "dir" else _NO_CHILDREN
 
 
-class Tree:
+class ImageTree:
     """A root that is made in `directory`, which must be empty and writable by no other user. Raises TarError, OSError.
 
     Must be closed, because it holds descriptors. `finish` sets the modes and times of directories.
     """
 
-    def __init__(self, directory: str, caps: Caps | None = None) -> None:
-        self.caps = caps or Caps()
+    def __init__(self, directory: str, caps: ArchiveCaps | None = None) -> None:
+        self.caps = caps or ArchiveCaps()
         self.directory = directory
         self.root = Node("dir", mode=0o755, mtime=0, layer=0)
         self.dropped: dict[str, int] = {}  # counts of what was left out
@@ -115,7 +115,9 @@ class Tree:
         for entry in stream:
             self.add(entry, stream.data, whiteouts=whiteouts)
 
-    def add(self, entry: Entry, data: Callable[[], Iterable[bytes | memoryview]], *, whiteouts: bool = False) -> None:
+    def add(
+        self, entry: ArchiveEntry, data: Callable[[], Iterable[bytes | memoryview]], *, whiteouts: bool = False
+    ) -> None:
         """Add an entry. `data` is called once, for a file."""
         path = self._path(entry.name)
         self._room.take(entry.size)
@@ -243,7 +245,7 @@ class Tree:
         self._put(home, path, node)
         return node
 
-    def _add_directory(self, path: Path, entry: Entry) -> None:
+    def _add_directory(self, path: Path, entry: ArchiveEntry) -> None:
         home = self._home_of(path)
         old = self._clear(home, path, keep_directory=True)
         mode = _directory_mode(entry.mode)
@@ -256,7 +258,7 @@ class Tree:
             old.mtime = entry.mtime
             old.layer = self._layer
 
-    def _add_file(self, path: Path, entry: Entry, data: Iterable[bytes | memoryview]) -> None:
+    def _add_file(self, path: Path, entry: ArchiveEntry, data: Iterable[bytes | memoryview]) -> None:
         home = self._home_of(path)
         self._clear(home, path)
         if entry.mode & 0o6000:
@@ -299,7 +301,7 @@ class Tree:
             self._beside = Beside()
         self._beside.update(digest, piece)
 
-    def _add_symlink(self, path: Path, entry: Entry) -> None:
+    def _add_symlink(self, path: Path, entry: ArchiveEntry) -> None:
         """Add a link with any text: inside, the link leads into the sandbox's own root; here it is never followed."""
         home = self._home_of(path)
         self._clear(home, path)
@@ -307,7 +309,7 @@ class Tree:
         node = Node("symlink", mode=0o777, mtime=0, layer=self._layer, content=entry.link)
         self._put(home, path, node)
 
-    def _add_hardlink(self, path: Path, entry: Entry) -> None:
+    def _add_hardlink(self, path: Path, entry: ArchiveEntry) -> None:
         source = parts(entry.link.lstrip("/"), self.caps)  # GNU tar with -P writes a leading slash
         target = self.find(source)
         if target is None or target.kind == "dir":
@@ -435,7 +437,7 @@ class Tree:
             os.close(self._root_fd)
             self._root_fd = -1
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> ImageTree:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -464,9 +466,9 @@ def tree_digest(root: Node) -> str:
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def scan(directory: str, caps: Caps | None = None) -> Node:
+def scan(directory: str, caps: ArchiveCaps | None = None) -> Node:
     """Return the tree on disk, with contents digested. Raises OSError, TarError for a device, pipe or socket."""
-    caps = caps or Caps()
+    caps = caps or ArchiveCaps()
     root_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         root = _scanned("", os.fstat(root_fd), root_fd)
@@ -476,7 +478,7 @@ def scan(directory: str, caps: Caps | None = None) -> Node:
     return root
 
 
-def _scan_into(node: Node, fd: int, caps: Caps, depth: int) -> None:
+def _scan_into(node: Node, fd: int, caps: ArchiveCaps, depth: int) -> None:
     if depth > caps.depth:
         raise TarError(f"deeper than {caps.depth}")
     for name in os.listdir(fd):
@@ -581,7 +583,7 @@ def _work(todo: SimpleQueue[tuple[Digest, bytes | memoryview] | None], done: Sim
 # trusted: a named file is read before it is linked, and a damaged file does not get into another image.
 
 
-def share(tree: Tree, trees: str, listing: str) -> None:
+def share(tree: ImageTree, trees: str, listing: str) -> None:
     """Link the files that trees below `trees` already have, and write the list of this tree's files to `listing`."""
     wanted: dict[str, list[str]] = {}
     for name, node in walk(tree.root):
@@ -598,7 +600,7 @@ def _key(node: Node) -> str:
     return f"{node.content}.{node.mode:o}.{node.mtime:x}"
 
 
-def _share_with(tree: Tree, other: str, wanted: dict[str, list[str]]) -> None:
+def _share_with(tree: ImageTree, other: str, wanted: dict[str, list[str]]) -> None:
     """Link the files `wanted` that the tree `other` has, and remove them from `wanted`."""
     try:
         file = open(f"{other}/files", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115  # closed below
@@ -611,7 +613,7 @@ def _share_with(tree: Tree, other: str, wanted: dict[str, list[str]]) -> None:
                 del wanted[key]
 
 
-def _link(tree: Tree, key: str, names: list[str], stored: str) -> bool:
+def _link(tree: ImageTree, key: str, names: list[str], stored: str) -> bool:
     """Make the files `names` of the tree links to `stored`. Return whether they are."""
     try:
         good = os.lstat(stored)

@@ -86,11 +86,16 @@ S = TypeVar("S", bound=Owned)
 _MOST_HOSTS = 1000  # guests choose the names of hosts
 
 
-class Owner(Generic[S]):
+class SandboxOwner(Generic[S]):
     """The owner of sandboxes: an agent, or the manager when `agent` is None. Safe from several threads."""
 
     def __init__(
-        self, agent: str | None, ceiling: Policy, ledger: Ledger | None = None, *, above: Owner[Any] | None = None
+        self,
+        agent: str | None,
+        ceiling: Policy,
+        ledger: Ledger | None = None,
+        *,
+        above: SandboxOwner[Any] | None = None,
     ) -> None:
         self.agent = agent
         self.ceiling = ceiling
@@ -161,7 +166,7 @@ def _lives(sandbox: Owned) -> bool:
 T = TypeVar("T")
 
 
-class Shelf(Generic[T]):
+class WarmShelf(Generic[T]):
     """Things that wait to be used. Safe from several threads: each thing is given out once."""
 
     def __init__(self) -> None:

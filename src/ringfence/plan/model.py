@@ -71,7 +71,7 @@ class File(Struct):
 
 
 @final
-class Link(Struct):
+class SymbolicLink(Struct):
     """Make a symbolic link at `target` that leads to `text`."""
 
     text: str
@@ -133,7 +133,7 @@ class Protect(Struct):
     target: str
 
 
-Op: TypeAlias = Folder | File | Link | Bind | Overlay | Device | Hide | Pin | Protect
+Op: TypeAlias = Folder | File | SymbolicLink | Bind | Overlay | Device | Hide | Pin | Protect
 
 
 def rows(ops: tuple[Op, ...]) -> list[list[object]]:
@@ -149,7 +149,7 @@ def _row(op: Op) -> list[object]:
         return ["dir", op.target, op.mode]
     if isinstance(op, File):
         return ["file", op.target, op.text, op.mode]
-    if isinstance(op, Link):
+    if isinstance(op, SymbolicLink):
         return ["symlink", op.text, op.target]
     if isinstance(op, Overlay):
         layer: dict[str, object] = {"idmap": op.idmap}

@@ -337,7 +337,7 @@ def _read(toml: str, folder: str | None) -> tuple[Policy | None, list[PolicyErro
         data, lines = _parse(toml)
     except PolicyError as error:
         return None, [error]
-    reader = _Reader(lines, folder)
+    reader = _PolicyReader(lines, folder)
     policy = reader.policy(data)
     reader.errors.sort(key=lambda error: error.line or 0)
     return policy, reader.errors
@@ -374,7 +374,7 @@ def _located(message: str, toml: str) -> tuple[str, int | None]:
     return reason, line
 
 
-class _Reader:
+class _PolicyReader:
     """Reads one document and keeps every mistake instead of stopping at the first."""
 
     def __init__(self, lines: dict[Path, int], folder: str | None) -> None:

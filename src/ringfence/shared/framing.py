@@ -25,7 +25,7 @@ def message(**data: object) -> bytes:
     return pack(JSON, 0, dumps(data))
 
 
-class Reader:
+class FrameCutter:
     """Cuts a byte stream into frames. DATA comes in pieces as it arrives: views of the input, not copies."""
 
     def __init__(self) -> None:

@@ -146,14 +146,14 @@ def refuse_link(directory: int, name: bytes) -> None:
 
 def open_below(directory: int, path: str, flags: int, mode: int, resolve: int) -> int:
     """Open a path as openat2 does with RESOLVE_IN_ROOT or syscalls.RESOLVE_BENEATH. `directory`: the walk's root."""
-    walk = _Walk(directory, path, resolve)
+    walk = _PathWalk(directory, path, resolve)
     try:
         return walk.open(flags, mode)
     finally:
         os.close(walk.at)
 
 
-class _Walk:
+class _PathWalk:
     """A walk along a path, with one directory open however long the path is."""
 
     def __init__(self, root: int, path: str, resolve: int) -> None:

@@ -27,7 +27,7 @@ PROC_SHOWN = frozenset(
 )
 
 
-class Process:
+class ProcessStat:
     """A process, as /proc/<pid>/stat describes it."""
 
     __slots__ = ("flags", "parent", "session", "started", "state", "threads")
@@ -47,18 +47,18 @@ class Process:
         return self.state in (b"Z", b"X")
 
 
-def process(pid: int | str) -> Process:
+def process(pid: int | str) -> ProcessStat:
     """Return what the kernel says of a process. Raises OSError where it is gone or hidden."""
     fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return Process(os.read(fd, _LONGEST))
+        return ProcessStat(os.read(fd, _LONGEST))
     finally:
         os.close(fd)
 
 
-def processes() -> dict[int, Process]:
+def processes() -> dict[int, ProcessStat]:
     """Return every process that this /proc shows, by its number; zombies too."""
-    found: dict[int, Process] = {}
+    found: dict[int, ProcessStat] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -79,7 +79,7 @@ def fields(path: str) -> dict[str, str]:
         return {name: value.strip() for name, _, value in (row.partition(":") for row in file)}
 
 
-class Mount:
+class MountPoint:
     """A mount, as a mountinfo describes it."""
 
     __slots__ = ("device", "kind", "number", "options", "parent", "root", "target")
@@ -93,18 +93,18 @@ class Mount:
         self.kind = after.partition(" ")[0]
 
 
-def mounts(process: int | str = "self") -> list[Mount]:
+def mounts(process: int | str = "self") -> list[MountPoint]:
     """Return the mounts that a process sees, in the kernel's order. Raises OSError."""
     return mounts_in(f"/proc/{process}/mountinfo")
 
 
-def mounts_in(path: str) -> list[Mount]:
+def mounts_in(path: str) -> list[MountPoint]:
     """Return the mounts of a mountinfo. Raises OSError."""
     text = b""
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             text += piece
-    return [Mount(line) for line in text.decode("utf-8", "surrogateescape").split("\n") if line]
+    return [MountPoint(line) for line in text.decode("utf-8", "surrogateescape").split("\n") if line]
 
 
 def _unescaped(text: str) -> str:

@@ -35,7 +35,7 @@ _FEW = 64
 _facts = attrgetter("st_ino", "st_ctime_ns")
 
 
-class Group:
+class NameGroup:
     """A directory's names in the order of their bytes, with a stamp for each."""
 
     __slots__ = ("_names", "_stamps")
@@ -114,7 +114,7 @@ def _differing(old: bytes | bytearray, new: bytes) -> Iterator[int]:
 class Memory:
     """The groups of all directories, by their paths below the workspace; None before the first look."""
 
-    def __init__(self, groups: dict[str, Group] | None = None) -> None:
+    def __init__(self, groups: dict[str, NameGroup] | None = None) -> None:
         self.groups = groups if groups is not None else {}
 
     def follow(self, told: Mapping[str, tuple[bool, bytes]], gone: Iterable[str]) -> None:
@@ -123,14 +123,14 @@ class Memory:
         That is, for each path, whether it is a directory, and its stamp; and the paths that are gone.
         """
         changes: dict[str, dict[str, bytes | None]] = {}
-        self.groups.setdefault("", Group([], b""))
+        self.groups.setdefault("", NameGroup([], b""))
         for path in gone:
             self.groups.pop(path, None)
             above, _, name = path.rpartition("/")
             changes.setdefault(above, {})[name] = None
         for path, (is_directory, stamp) in told.items():
             if is_directory:
-                self.groups.setdefault(path, Group([], b""))
+                self.groups.setdefault(path, NameGroup([], b""))
             else:
                 self.groups.pop(path, None)
             above, _, name = path.rpartition("/")
@@ -159,19 +159,19 @@ def pack(memory: Memory, digests: list[str], *, links: bool, top: bytes) -> byte
     return b"".join(parts)
 
 
-class Known:
+class StampsMessage:
     """A message to the worker, as the worker reads it."""
 
     def __init__(self, data: bytes) -> None:
         count, self.links, self.top = _HEAD.unpack_from(data)
         at = _HEAD.size
-        groups: dict[str, Group] = {}
+        groups: dict[str, NameGroup] = {}
         for _ in range(count):
             path, names, entries = _GROUP.unpack_from(data, at)
             at += _GROUP.size
             ends = [at + path, at + path + names, at + path + names + entries * STAMP.size]
             text = data[ends[0] : ends[1]]
-            groups[os.fsdecode(data[at : ends[0]])] = Group(
+            groups[os.fsdecode(data[at : ends[0]])] = NameGroup(
                 text.split(b"\0") if entries else [], data[ends[1] : ends[2]]
             )
             at = ends[2]

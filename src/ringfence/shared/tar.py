@@ -212,7 +212,7 @@ class Headers:
         return flag, name, mode, size, mtime, link
 
 
-class Reader:
+class TarReader:
     """A reader that is fed with bytes and yields members, and of a file exactly as many bytes as its header says.
 
     `feed` yields a Member; after the member of a file it yields views of the bytes, and None when they are complete.

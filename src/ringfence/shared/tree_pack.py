@@ -10,7 +10,7 @@ import os
 import stat
 
 from ringfence.shared.tar import DIRECTORY, END, FILE, SYMLINK, Refused, header, padding
-from ringfence.shared.tree_walk import TOP, Cursor, Folder
+from ringfence.shared.tree_walk import TOP, Cursor, WalkedFolder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Body:
         self.path = path
 
 
-class Caps:
+class TransferCaps:
     """The most that a transfer may hold. None: as much as the file system takes."""
 
     def __init__(self, most_bytes: int | None, most_files: int | None) -> None:
@@ -102,7 +102,7 @@ def walk(top: int, *, skip_closed: bool = False) -> Iterator[Found]:
                         continue
                     raise _named(error, prefix + name) from None
                 if stat.S_ISDIR(info.st_mode):
-                    inner.append(Folder(folder, name))
+                    inner.append(WalkedFolder(folder, name))
                 yield Found(directory, name, prefix + name, info)
             pending += reversed(inner)
     finally:
@@ -126,7 +126,7 @@ def _named(error: OSError, path: bytes) -> OSError:
     return OSError(error.errno, os.strerror(error.errno or 0), os.fsdecode(path))
 
 
-def tar(top: int, caps: Caps) -> Iterator[bytes | Body]:
+def tar(top: int, caps: TransferCaps) -> Iterator[bytes | Body]:
     """Yield a folder as a tar stream. An entry that is no file, folder or link is refused."""
     info = os.fstat(top)
     yield header(b"./", DIRECTORY, size=0, mode=info.st_mode, mtime=int(info.st_mtime))
@@ -135,13 +135,13 @@ def tar(top: int, caps: Caps) -> Iterator[bytes | Body]:
     yield END
 
 
-def tar_file(fd: int, name: bytes, caps: Caps) -> Iterator[bytes | Body]:
+def tar_file(fd: int, name: bytes, caps: TransferCaps) -> Iterator[bytes | Body]:
     """Yield an open regular file as a tar stream."""
     yield from _file(fd, name, caps)
     yield END
 
 
-def _entry(found: Found, caps: Caps) -> Iterator[bytes | Body]:
+def _entry(found: Found, caps: TransferCaps) -> Iterator[bytes | Body]:
     mode = found.info.st_mode
     mtime = int(found.info.st_mtime)
     if stat.S_ISDIR(mode):
@@ -177,7 +177,7 @@ def opened(found: Found) -> int | None:
     return fd
 
 
-def _file(fd: int, name: bytes, caps: Caps) -> Iterator[bytes | Body]:
+def _file(fd: int, name: bytes, caps: TransferCaps) -> Iterator[bytes | Body]:
     info = os.fstat(fd)
     size = info.st_size
     caps.count(size, name)
@@ -187,7 +187,7 @@ def _file(fd: int, name: bytes, caps: Caps) -> Iterator[bytes | Body]:
         yield padding(size)
 
 
-def measure(top: int, caps: Caps) -> None:
+def measure(top: int, caps: TransferCaps) -> None:
     """What a transfer of this folder will hold, counted in `caps`. Raises as the transfer would."""
     for found in walk(top):
         mode = found.info.st_mode

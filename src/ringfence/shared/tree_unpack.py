@@ -12,14 +12,14 @@ import os
 import stat
 
 from ringfence.shared import tree_walk
-from ringfence.shared.tar import DIRECTORY, FILE, SYMLINK, Member, Reader, Refused, link_stays, safe_parts
+from ringfence.shared.tar import DIRECTORY, FILE, SYMLINK, Member, Refused, TarReader, link_stays, safe_parts
 from ringfence.shared.tree_pack import descend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.shared.tree_pack import Caps
+    from ringfence.shared.tree_pack import TransferCaps
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ZEROS = memoryview(bytes(1 << 20))
@@ -38,7 +38,7 @@ class Rules:
 class Planter:
     """Makes entries below `root`, an open directory that was empty."""
 
-    def __init__(self, root: int, caps: Caps, rules: Rules) -> None:
+    def __init__(self, root: int, caps: TransferCaps, rules: Rules) -> None:
         self._root = root
         self._caps = caps
         self._rules = rules
@@ -151,7 +151,7 @@ class Unpacker:
     """An unpacker of a tar stream into a planter. `feed` what comes, then `finish`."""
 
     def __init__(self, planter: Planter, on_member: Callable[[Member], None] | None = None) -> None:
-        self._reader = Reader()
+        self._reader = TarReader()
         self._planter = planter
         self._on_member = on_member
 
@@ -190,7 +190,7 @@ def merge(stage: int, target: int) -> None:
                 there = into.go(folder.parts())
                 with os.scandir(here) as entries:  # one after the other: the archive decides how many there are
                     names = map(os.fsencode, (entry.name for entry in entries))
-                    pending += [tree_walk.Folder(folder, name) for name in names if step(name, here, there)]
+                    pending += [tree_walk.WalkedFolder(folder, name) for name in names if step(name, here, there)]
         finally:
             source.close()
             into.close()

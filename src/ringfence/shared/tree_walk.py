@@ -199,7 +199,7 @@ def enter(directory: int, parts: list[bytes], index: int) -> int:
     return os.open(parts[index], _DIRECTORY, dir_fd=directory)
 
 
-class Folder:
+class WalkedFolder:
     """A directory below a top: its name, and the directory above.
 
     A walk keeps such an object for each directory that it is still to see. Whole paths would take their number times
@@ -208,7 +208,7 @@ class Folder:
 
     __slots__ = ("_above", "_name")
 
-    def __init__(self, above: Folder | None, name: bytes) -> None:
+    def __init__(self, above: WalkedFolder | None, name: bytes) -> None:
         self._above = above
         self._name = name
 
@@ -221,7 +221,7 @@ class Folder:
         return found[::-1]
 
 
-TOP = Folder(None, b"")
+TOP = WalkedFolder(None, b"")
 
 
 class Cursor:

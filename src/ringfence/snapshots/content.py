@@ -27,7 +27,7 @@ _INLINE = 1 << 18  # collected in memory up to this size: most files are smaller
 _BLOCK = 4096  # each piece begins at a block, so that its room can be given back
 
 
-class Store:
+class ContentStore:
     """Content by digest. Safe from several threads.
 
     A fork of the process can read it while the parent lives, and no more.
@@ -174,7 +174,7 @@ def gone() -> SnapshotError:
 class Writer:
     """One piece of content that is being written into a store. Ends with `commit` or `drop`."""
 
-    def __init__(self, store: Store, size: int) -> None:
+    def __init__(self, store: ContentStore, size: int) -> None:
         """Begin a piece of content of at most `size` bytes."""
         self._store = store
         self._most = size
@@ -220,7 +220,7 @@ class Writer:
 class Holder:
     """The content that one snapshot or sandbox needs. Content without a holder is removed."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ContentStore) -> None:
         self.store = store
         self._lock = threading.Lock()
         self._digests: set[str] = set()
@@ -284,15 +284,15 @@ class Holder:
             self.store.release(unneeded)
 
 
-_stores: dict[int, Store] = {}  # the store of this process, by process number: a fork gets another one
+_stores: dict[int, ContentStore] = {}  # the store of this process, by process number: a fork gets another one
 _stores_lock = threading.Lock()
 
 
-def own_store() -> Store:
+def own_store() -> ContentStore:
     """Return the store of this process."""
     with _stores_lock:
         found = _stores.get(os.getpid())
         if found is None:
             _stores.clear()
-            found = _stores[os.getpid()] = Store()
+            found = _stores[os.getpid()] = ContentStore()
         return found

@@ -35,7 +35,7 @@ def hasher() -> blake2b:
     return blake2b(digest_size=DIGEST_CHARACTERS // 2)
 
 
-class Entry(NamedTuple):
+class ManifestEntry(NamedTuple):
     """A name in a tree. `text` is a file's digest, a link's target, or for a further name of a file the first name."""
 
     path: str  # relative to the workspace
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     text: str
 
 
-class Caps(NamedTuple):
+class ManifestCaps(NamedTuple):
     """The largest allowed tree. Further names of files are counted apart: they take no inode."""
 
     bytes: int
@@ -61,11 +61,13 @@ class Caps(NamedTuple):
         return _TEXT + _TEXT_EACH * self.files
 
 
-NO_CAPS = Caps(1 << 50, 1_000_000)  # for an imported file: a sandbox's own limits are checked when the snapshot is used
+NO_CAPS = ManifestCaps(
+    1 << 50, 1_000_000
+)  # for an imported file: a sandbox's own limits are checked when the snapshot is used
 
 
-def caps_of(limits: Limits) -> Caps:
-    return Caps(-(-limits.disk // _PAGE) * _PAGE, min(limits.disk_files, NO_CAPS.files))
+def caps_of(limits: Limits) -> ManifestCaps:
+    return ManifestCaps(-(-limits.disk // _PAGE) * _PAGE, min(limits.disk_files, NO_CAPS.files))
 
 
 class Manifest:
@@ -73,7 +75,7 @@ class Manifest:
 
     __slots__ = ("_keys", "_lines", "_shared", "_text", "by_path", "digests", "entries", "links", "size_bytes")
 
-    def __init__(self, entries: Iterable[Entry], caps: Caps = NO_CAPS) -> None:
+    def __init__(self, entries: Iterable[ManifestEntry], caps: ManifestCaps = NO_CAPS) -> None:
         """Check the entries. Raise SnapshotError for entries that are no tree, or a tree past `caps`."""
         self.entries = tuple(sorted(entries, key=_order))
         self._keys = [_key(entry.path) for entry in self.entries]
@@ -106,7 +108,7 @@ class Manifest:
             return {}
         return {text: count for text, count in Counter(texts).items() if count > 1}
 
-    def patched(self, reported: Mapping[str, Entry], gone: Collection[str], caps: Caps) -> Manifest:
+    def patched(self, reported: Mapping[str, ManifestEntry], gone: Collection[str], caps: ManifestCaps) -> Manifest:
         """Return this tree with other entries at some paths and without some others.
 
         Costs what changed, and some copies.
@@ -133,7 +135,7 @@ class Manifest:
         self.by_path, self.digests = other.by_path.copy(), other.digests.copy()
         self.links, self.size_bytes, self._text = other.links, other.size_bytes, other._text
 
-    def _remove(self, entries: list[Entry], path: str) -> None:
+    def _remove(self, entries: list[ManifestEntry], path: str) -> None:
         entry = self.by_path.pop(path, None)
         if entry is None:
             return
@@ -148,7 +150,7 @@ class Manifest:
             elif users == 1:
                 del self.digests[entry.text]
 
-    def _insert(self, entries: list[Entry], entry: Entry) -> None:
+    def _insert(self, entries: list[ManifestEntry], entry: ManifestEntry) -> None:
         key = _key(entry.path)
         at = bisect_left(self._keys, key)
         entries.insert(at, entry)
@@ -163,7 +165,7 @@ class Manifest:
             if self.digests.setdefault(entry.text, entry.size) != entry.size:
                 raise _other_size(entry.path)
 
-    def _check_changed(self, reported: Iterable[Entry], emptied: Iterable[str]) -> None:
+    def _check_changed(self, reported: Iterable[ManifestEntry], emptied: Iterable[str]) -> None:
         for entry in reported:
             above = entry.path.rpartition("/")[0]
             if above and (above not in self.by_path or self.by_path[above].kind != "d"):
@@ -176,7 +178,7 @@ class Manifest:
             if at < len(self._keys) and self._keys[at].startswith(start):
                 raise _out_of_place(self.entries[at].path)
 
-    def check_caps(self, caps: Caps) -> None:
+    def check_caps(self, caps: ManifestCaps) -> None:
         if max(len(self.entries) - self.links, self.links) > caps.files:
             raise too_large(f"it has more than limits.disk_files = {caps.files:,} names")
         if self.size_bytes > caps.bytes:
@@ -200,7 +202,7 @@ class Manifest:
         return whole.hexdigest()
 
 
-def _order(entry: Entry) -> str:
+def _order(entry: ManifestEntry) -> str:
     return _key(entry.path)
 
 
@@ -208,7 +210,7 @@ def _key(path: str) -> str:
     return path.replace("/", "\0")  # so that a directory comes right before its contents
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: ManifestEntry) -> str:
     path, kind, mode, mtime, size, text = entry
     return f"{path}\0{kind}\0{mode}\0{mtime}\0{size}\0{text}\0"
 
@@ -221,9 +223,9 @@ def _other_size(path: str) -> SnapshotError:
     return refused(f"{path!r} with another size than its content")
 
 
-def entry(row: object) -> Entry:
-    """Return a row as an Entry. Raise SnapshotError unless each field has the right type and is within bounds."""
-    if not isinstance(row, list) or len(row) != len(Entry._fields):
+def entry(row: object) -> ManifestEntry:
+    """Return a row as a ManifestEntry. Raise SnapshotError for a field of another type or out of bounds."""
+    if not isinstance(row, list) or len(row) != len(ManifestEntry._fields):
         raise refused("a row with other fields than an entry has")
     path, kind, mode, mtime_ns, size, text = row
     check_path(path)
@@ -234,7 +236,7 @@ def entry(row: object) -> Entry:
         raise refused("a time that no clock shows")
     _check_number(size, (1 << 63) - 1 if kind == "f" else 0, "size")
     _check_text(kind, text)
-    return Entry(path, kind, mode, mtime_ns, size, text)
+    return ManifestEntry(path, kind, mode, mtime_ns, size, text)
 
 
 def _check_number(value: object, most: int, what: str) -> None:
@@ -288,12 +290,12 @@ def _canonical(text: str) -> bytes:
     return data
 
 
-def text_of(made: Entry) -> int:
+def text_of(made: ManifestEntry) -> int:
     """Return the number of characters in a name and, for a link, in its target."""
     return len(made.path) + (0 if made.kind == "f" else len(made.text))
 
 
-def names_too_long(caps: Caps) -> SnapshotError:
+def names_too_long(caps: ManifestCaps) -> SnapshotError:
     return too_large(f"its names and links have more than {caps.text:,} characters together")
 
 

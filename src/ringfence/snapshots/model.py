@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ringfence.backends.contract import Outlet, SessionMemory
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
-    from ringfence.snapshots.content import Store
-    from ringfence.snapshots.manifest import Entry
+    from ringfence.snapshots.content import ContentStore
+    from ringfence.snapshots.manifest import ManifestEntry
     from ringfence.values import HostPath, MountMode
 
 
@@ -94,14 +94,14 @@ class Snapshot(Struct):
             cls, str(header["id"]), stamp, str(header["bound"]), str(header["policy_digest"]), manifest, holder
         )
 
-    def _tree(self) -> Tree:
+    def _tree(self) -> SnapshotTree:
         if self._manifest is None or self._holder is None:
             raise SnapshotError(
                 f"snapshot {self.id} was deleted, or belongs to another process",
                 code="snapshot-gone",
                 fix="take a new one; export() keeps one beyond its process",
             )
-        return Tree(self._manifest, self._holder.store)
+        return SnapshotTree(self._manifest, self._holder.store)
 
 
 def make(manifest: Manifest, holder: Holder, bound: str, policy: Policy) -> Snapshot:
@@ -193,7 +193,7 @@ def check_workspace(policy: Policy) -> None:
         )
 
 
-def check(snapshot: Snapshot, bound: str, policy: Policy) -> tuple[Manifest, Store]:
+def check(snapshot: Snapshot, bound: str, policy: Policy) -> tuple[Manifest, ContentStore]:
     """Return a snapshot's tree and store. Raise SnapshotError when it may not be used under `policy` (K06)."""
     manifest, store = snapshot._tree()  # noqa: SLF001  # of this module's own class
     if snapshot._bound != bound or snapshot.policy_digest != policy.digest:  # noqa: SLF001  # as above
@@ -217,18 +217,18 @@ _MAX_STEPS = 5_000_000  # steps over all diffs, some seconds; after that, lines 
 _CONTEXT = 3
 
 
-class Tree(NamedTuple):
+class SnapshotTree(NamedTuple):
     manifest: Manifest
-    store: Store
+    store: ContentStore
 
 
-def changes(before: Tree, after: Tree) -> tuple[Change, ...]:
+def changes(before: SnapshotTree, after: SnapshotTree) -> tuple[Change, ...]:
     """Return the changes from one tree to another, sorted by path. A different time is no change.
 
     Diffs end when they come to 8 Mi characters together.
     """
     found: list[Change] = []
-    room, work = _MAX_DIFFS, Work()
+    room, work = _MAX_DIFFS, DiffBudget()
     for path in sorted({*before.manifest.by_path, *after.manifest.by_path}):
         old, new = before.manifest.by_path.get(path), after.manifest.by_path.get(path)
         if old is not None and new is not None and _content(old, before) == _content(new, after):
@@ -242,21 +242,26 @@ def changes(before: Tree, after: Tree) -> tuple[Change, ...]:
     return tuple(found)
 
 
-def _first(made: Entry, tree: Tree) -> Entry:
+def _first(made: ManifestEntry, tree: SnapshotTree) -> ManifestEntry:
     """Return the entry that has the content: for a further name of a file, the first name."""
     return tree.manifest.by_path[made.text] if made.kind == "h" else made
 
 
-def _content(made: Entry, tree: Tree) -> tuple[str, int, str]:
+def _content(made: ManifestEntry, tree: SnapshotTree) -> tuple[str, int, str]:
     first = _first(made, tree)
     return first.kind, 0 if first.kind == "l" else first.mode, first.text
 
 
-def _size(made: Entry | None, tree: Tree) -> int | None:
+def _size(made: ManifestEntry | None, tree: SnapshotTree) -> int | None:
     return None if made is None else _first(made, tree).size
 
 
-def _diff(path: str, old: tuple[Entry | None, Tree], new: tuple[Entry | None, Tree], work: Work) -> str | None:
+def _diff(
+    path: str,
+    old: tuple[ManifestEntry | None, SnapshotTree],
+    new: tuple[ManifestEntry | None, SnapshotTree],
+    work: DiffBudget,
+) -> str | None:
     """Return the modes where they differ, then the text; None when there is nothing to show as text."""
     lines = _modes(old, new)
     sides = _lines(*old), _lines(*new)
@@ -269,7 +274,7 @@ def _diff(path: str, old: tuple[Entry | None, Tree], new: tuple[Entry | None, Tr
     return "".join(lines) or None
 
 
-def _modes(old: tuple[Entry | None, Tree], new: tuple[Entry | None, Tree]) -> list[str]:
+def _modes(old: tuple[ManifestEntry | None, SnapshotTree], new: tuple[ManifestEntry | None, SnapshotTree]) -> list[str]:
     if old[0] is None or new[0] is None:
         return []
     was, now = _content(old[0], old[1]), _content(new[0], new[1])
@@ -281,7 +286,7 @@ def _mode(content: tuple[str, int, str]) -> str:
     return f"{ {'f': 0o100000, 'd': 0o040000, 'l': 0o120000}[content[0]] | content[1]:06o}"
 
 
-def _lines(made: Entry | None, tree: Tree) -> list[str] | None:
+def _lines(made: ManifestEntry | None, tree: SnapshotTree) -> list[str] | None:
     """Return the lines of an entry, or None when it is no text or too large."""
     if made is None:
         return []
@@ -312,14 +317,14 @@ def _split(text: str) -> list[str]:
 Edit = tuple[str, str]  # " ", "-" or "+", and the line
 
 
-class Work:
+class DiffBudget:
     """The steps that are left to find short diffs. A guest chooses how many files there are, and how hard each is."""
 
     def __init__(self) -> None:
         self.left = _MAX_STEPS
 
 
-def unified(old: list[str], new: list[str], work: Work) -> list[str]:
+def unified(old: list[str], new: list[str], work: DiffBudget) -> list[str]:
     """Return hunks with three lines around each change. The cost is lines times edits, and edits are capped."""
     edits = _edits(old, new, work)
     out: list[str] = []
@@ -360,7 +365,7 @@ def _hunk(inside: list[Edit], before: dict[str, int]) -> list[str]:
     return lines
 
 
-def _edits(old: list[str], new: list[str], work: Work) -> list[Edit]:
+def _edits(old: list[str], new: list[str], work: DiffBudget) -> list[Edit]:
     """Return all edits: equal lines at both ends, between them the shortest edits, or all old then all new lines."""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
@@ -376,7 +381,7 @@ def _edits(old: list[str], new: list[str], work: Work) -> list[Edit]:
     return [*same[:head], *middle, *same[len(old) - tail :]]
 
 
-def _shortest(a: list[str], b: list[str], work: Work) -> list[Edit] | None:
+def _shortest(a: list[str], b: list[str], work: DiffBudget) -> list[Edit] | None:
     """Return the shortest edits by Myers' greedy algorithm, forward, or None when they are too many.
 
     The furthest point of each diagonal is kept, to find the way back.
@@ -431,7 +436,7 @@ _TRAILER = 32
 _FIELDS = {"id": str, "created_us": int, "policy_digest": str, "bound": str, "digest": str}
 
 
-def write_file(path: str, header: dict[str, object], manifest: Manifest, store: Store) -> None:
+def write_file(path: str, header: dict[str, object], manifest: Manifest, store: ContentStore) -> None:
     """Write a snapshot beside `path`, then rename it: a file that was there is replaced as a whole or not at all.
 
     The folder is opened once and held open, and no link that a guest could have made leads there (L15).
@@ -475,7 +480,7 @@ def _put(temporary: str, name: str, folder: int, path: str) -> None:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
 
 
-def _pieces(header: dict[str, object], manifest: Manifest, store: Store) -> Iterator[bytes]:
+def _pieces(header: dict[str, object], manifest: Manifest, store: ContentStore) -> Iterator[bytes]:
     yield MAGIC
     for part in (fast_stdlib.dumps(header), manifest.to_json()):
         yield _SIZE.pack(len(part))
@@ -484,7 +489,7 @@ def _pieces(header: dict[str, object], manifest: Manifest, store: Store) -> Iter
         yield from store.read(digest, manifest.digests[digest])
 
 
-def read_file(path: str, store: Store) -> tuple[dict[str, object], Manifest, Holder]:
+def read_file(path: str, store: ContentStore) -> tuple[dict[str, object], Manifest, Holder]:
     """Return header and tree, with the content in `store`.
 
     When a byte differs, raise SnapshotError and keep nothing.

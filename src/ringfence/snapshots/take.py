@@ -17,9 +17,9 @@ from ringfence.shared.stamps import AGAIN, DATA, END, ENTRY, GONE, UNKNOWN, Memo
 from ringfence.snapshots.content import Holder, Writer
 from ringfence.snapshots.manifest import (
     DIGEST_CHARACTERS,
-    Caps,
-    Entry,
     Manifest,
+    ManifestCaps,
+    ManifestEntry,
     entry,
     names_too_long,
     refused,
@@ -34,8 +34,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ringfence.snapshots.content import Store
-    from ringfence.snapshots.manifest import Caps, Entry
+    from ringfence.snapshots.content import ContentStore
+    from ringfence.snapshots.manifest import ManifestCaps, ManifestEntry
 
 _SMALL = 1 << 16  # a file up to this size is sent again rather than its digest to the worker
 _PIECE = 1 << 16  # bytes of orders that are sent at once
@@ -44,7 +44,9 @@ _PIECE = 1 << 16  # bytes of orders that are sent at once
 class Look:
     """The result of a look: the tree, and the differences from the tree that the look began with."""
 
-    def __init__(self, before: Manifest, reported: Mapping[str, Entry], gone: set[str], caps: Caps) -> None:
+    def __init__(
+        self, before: Manifest, reported: Mapping[str, ManifestEntry], gone: set[str], caps: ManifestCaps
+    ) -> None:
         """Make the tree. Raise SnapshotError when the entries are no tree."""
         self.manifest = before.patched(reported, gone, caps)
         self.gone = gone
@@ -121,7 +123,9 @@ class Taking:
     A look begins with what `lineage` remembers, and holds the content that was sent until the look is closed.
     """
 
-    def __init__(self, store: Store, caps: Caps, lineage: Lineage, *, contents: bool, others: bool = False) -> None:
+    def __init__(
+        self, store: ContentStore, caps: ManifestCaps, lineage: Lineage, *, contents: bool, others: bool = False
+    ) -> None:
         """Begin a look.
 
         `others`: the tree began as a copy of a folder of the host, so it has files of other owners too.
@@ -133,11 +137,11 @@ class Taking:
         self._before = lineage.manifest
         self._own = Holder(store)
         self._copy: Holder | None = None
-        self._reported: dict[str, Entry] = {}
+        self._reported: dict[str, ManifestEntry] = {}
         self._stamps: dict[str, bytes] = {}
         self._gone: set[str] = set()
-        self._reader = records.Reader()
-        self._pending: tuple[Entry, bytes] | None = None  # a file whose content is being sent
+        self._reader = records.RecordReader()
+        self._pending: tuple[ManifestEntry, bytes] | None = None  # a file whose content is being sent
         self._writer: Writer | None = None
         self._bytes = 0
         self._text = 0
@@ -201,7 +205,7 @@ class Taking:
     def _may_name(self, digest: str) -> bool:
         return digest in self._lineage.holder or digest in self._own
 
-    def _count(self, made: Entry) -> None:
+    def _count(self, made: ManifestEntry) -> None:
         self._bytes += made.size
         if self._bytes > self._caps.bytes:
             raise too_large(f"its files have more than limits.disk = {self._caps.bytes:,} bytes, holes counted")
@@ -236,7 +240,7 @@ class Taking:
         self._writer.drop()
         self._pending = self._writer = None
 
-    def _add(self, made: Entry, stamp: bytes) -> None:
+    def _add(self, made: ManifestEntry, stamp: bytes) -> None:
         if made.path in self._reported:
             raise refused("a name twice")
         self._reported[made.path] = made
@@ -312,7 +316,7 @@ def problem(report: dict[str, object]) -> SnapshotError | None:
 # ── the way back ─────────────────────────────────────────────────────────────────────────────────
 
 
-def orders(now: Manifest | None, wanted: Manifest, store: Store) -> Iterator[bytes]:
+def orders(now: Manifest | None, wanted: Manifest, store: ContentStore) -> Iterator[bytes]:
     """Yield the worker's standard input for turning a tree into another, touching only what differs.
 
     `now` is None when no look could report the files. Then everything is removed first.
@@ -336,7 +340,7 @@ def orders(now: Manifest | None, wanted: Manifest, store: Store) -> Iterator[byt
     yield bytes(pending)
 
 
-def _steps(now: Manifest, wanted: Manifest) -> Iterator[tuple[dict[str, object], Entry | None]]:
+def _steps(now: Manifest, wanted: Manifest) -> Iterator[tuple[dict[str, object], ManifestEntry | None]]:
     remade = _remade(now, wanted)
     gone = [made for made in now.entries if made.path not in wanted.by_path or made.path in remade]
     touched = _touched([made.path for made in gone], remade)
@@ -358,7 +362,7 @@ def _steps(now: Manifest, wanted: Manifest) -> Iterator[tuple[dict[str, object],
             yield {"do": "facts", **_facts(made)}, None
 
 
-def _making(made: Entry) -> dict[str, object]:
+def _making(made: ManifestEntry) -> dict[str, object]:
     if made.kind == "d":
         return {"do": "mkdir", "path": made.path}
     if made.kind == "l":
@@ -366,7 +370,7 @@ def _making(made: Entry) -> dict[str, object]:
     return {"do": "file", **_facts(made)}
 
 
-def _facts(made: Entry) -> dict[str, object]:
+def _facts(made: ManifestEntry) -> dict[str, object]:
     return {"path": made.path, "mode": made.mode, "mtime_ns": made.mtime_ns}
 
 
@@ -396,7 +400,7 @@ def _touched(gone: list[str], remade: set[str]) -> set[str]:
     return found
 
 
-def _topmost(gone: list[Entry]) -> Iterator[Entry]:
+def _topmost(gone: list[ManifestEntry]) -> Iterator[ManifestEntry]:
     """Yield the entries that are not removed together with a directory above."""
     last = "\0"
     for made in gone:

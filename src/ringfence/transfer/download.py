@@ -31,7 +31,7 @@ _RULES = tree_unpack.Rules(any_link=False, hard_links=False, exact_modes=False)
 class Landing:
     """One download. `feed` the stream, then `finish`; `give_up` at any other end. Not safe from several threads."""
 
-    def __init__(self, target: HostPath, source: str, *, folder: bool, caps: tree_pack.Caps) -> None:
+    def __init__(self, target: HostPath, source: str, *, folder: bool, caps: tree_pack.TransferCaps) -> None:
         """Open the folder that will hold the files. Raise OSError when the caller's target cannot be used (L17)."""
         self._path = os.fspath(target)
         if folder:  # the guest chooses the names in it

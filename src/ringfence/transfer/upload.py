@@ -41,7 +41,7 @@ class Leaving:
 
     def measure(self) -> None:
         """Set `total` to what the files of a folder hold."""
-        caps = tree_pack.Caps(None, None)
+        caps = tree_pack.TransferCaps(None, None)
         try:
             tree_pack.measure(self._fd, caps)
         except Refused as error:
@@ -63,7 +63,7 @@ class Leaving:
 
     def _tar(self) -> Iterator[bytes]:
         held = bytearray()
-        for piece in tree_pack.tar(self._fd, tree_pack.Caps(None, None)):
+        for piece in tree_pack.tar(self._fd, tree_pack.TransferCaps(None, None)):
             if isinstance(piece, tree_pack.Body):
                 left = piece.size
                 while left:

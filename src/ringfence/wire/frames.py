@@ -42,7 +42,7 @@ def message(**data: object) -> bytes:
     return pack(JSON, 0, fast_stdlib.dumps(data))
 
 
-class Reader:
+class FrameReader:
     """A reader that cuts a byte stream into frames. Keeps at most one incomplete frame."""
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ class Switchboard:
     """The inboxes of a sandbox's jobs, by id."""
 
     def __init__(self) -> None:
-        self._reader = frames.Reader()
+        self._reader = frames.FrameReader()
         self._inboxes: dict[int, Inbox] = {}
         self._next = 1
         self.over: str | None = None  # why nothing more will come

@@ -46,7 +46,7 @@ def pack(message: Mapping[str, object], data: bytes = b"") -> bytes:
     return _HEADER.pack(len(text), len(data)) + text + data
 
 
-class Reader:
+class LineReader:
     """A reader that cuts the bytes of a line into messages. Keeps at most one incomplete message."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ _MOST = {ENTRY: _MAX_JSON, GONE: _MAX_JSON, DATA: CHUNK, END: 0, AGAIN: 0, DONE:
 _HEX = frozenset("0123456789abcdef")
 
 
-class Reader:
+class RecordReader:
     """A reader that cuts a stream into records. Content must follow an entry that announces it."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class Guestd:
         self.channel = channel
         self.link = link
         self.broken = broken
-        self.reader = guest_frames.Reader()
+        self.reader = guest_frames.FrameCutter()
 
     def send(self, kind: int, number: int, payload: bytes) -> None:
         self.channel.sendall(frames.pack(kind, number, payload))
@@ -316,7 +316,7 @@ def _received(sock: socket.socket) -> bytes:
 def test_a_stream_is_cut_in_the_same_frames_whatever_its_pieces(payloads: list[bytes], sizes: list[int]) -> None:
     kinds = [relay_frames.DATA, frames.STDOUT, relay_frames.PACKET, frames.JSON]
     whole = b"".join(frames.pack(kinds[n % 4], n % 4 + 1, payload) for n, payload in enumerate(payloads))
-    sorter, reader, cutter = relay_frames.Sorter(), guest_frames.Reader(), relay_frames.Cutter()
+    sorter, reader, cutter = relay_frames.Sorter(), guest_frames.FrameCutter(), relay_frames.Cutter()
     data: list[bytes] = [b"", b"", b""]
     others, packets, start, turn = b"", [], 0, 0
     while start < len(whole):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ringfence.guest.files import zip_stream
 from ringfence.shared.tar import Refused
-from ringfence.shared.tree_pack import Caps
+from ringfence.shared.tree_pack import TransferCaps
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -112,7 +112,7 @@ def test_a_file_that_shrinks_while_it_is_packed_is_no_whole_file(fd: int) -> Non
 
     os.pwrite(fd, b"x" * 1000, 0)
     with pytest.raises(Refused, match="changed"):
-        zip_stream.write_file(fd, b"f", Shrinking(), Caps(None, None))
+        zip_stream.write_file(fd, b"f", Shrinking(), TransferCaps(None, None))
 
 
 def test_entries_that_share_their_bytes_are_refused(fd: int) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ringfence.guest.launch import pid1
-from ringfence.shared.proc import Process
+from ringfence.shared.proc import ProcessStat
 
 SPAWNER, SERVER, NEIGHBOUR, JOB = 2, 10, 20, 30
 TICK = 5000
 
 
-def process(parent: int, session: int, started: int) -> Process:
+def process(parent: int, session: int, started: int) -> ProcessStat:
     fields = ["S", str(parent), "0", str(session), *["0"] * 2, "0", *["0"] * 10, "1", "0", str(started)]
-    return Process(f"1 (name) {' '.join(fields)}".encode())
+    return ProcessStat(f"1 (name) {' '.join(fields)}".encode())
 
 
 LIVING = {

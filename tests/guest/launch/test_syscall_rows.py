@@ -15,7 +15,7 @@ import pytest
 from accounts import OrdinaryUser
 from programs import read_program
 from ringfence.guest.launch import syscall_rows as programs
-from ringfence.guest.launch.syscall_rows import CODE, Hole, Program, Slot, room
+from ringfence.guest.launch.syscall_rows import CODE, Hole, RowProgram, Slot, room
 
 SOURCE = Path(__file__).resolve().parents[3] / "src" / "ringfence"
 OPENAT, WRITE, CLOSE, KILL = 257, 1, 3, 62
@@ -23,7 +23,7 @@ AT_FDCWD = -100
 PROBE = read_program("guest/syscall_rows_probe.py")
 
 
-def writer(program: Program) -> int:
+def writer(program: RowProgram) -> int:
     """Add rows that open /dev/null, write four bytes to the file, and close it."""
     opened = program.call(OPENAT, AT_FDCWD, b"/dev/null", os.O_WRONLY, what="open")
     written = program.call(WRITE, 0, b"four", 4, what="write", least=4)
@@ -32,10 +32,10 @@ def writer(program: Program) -> int:
     return closed
 
 
-def both() -> list[Program]:
+def both() -> list[RowProgram]:
     native = programs.routine()
     assert native is not None
-    return [Program(native), Program(None)]
+    return [RowProgram(native), RowProgram(None)]
 
 
 def test_the_machine_code_is_what_its_listing_says(tmp_path: Path) -> None:

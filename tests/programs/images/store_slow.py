@@ -1,11 +1,11 @@
 import os, sys, time
 from ringfence import images
 def say(message): print(message, flush=True)
-from ringfence.images.tree import Tree
-whole = Tree._add_file
+from ringfence.images.tree import ImageTree
+whole = ImageTree._add_file
 def slow(self, *rest):
     whole(self, *rest)
     print("wrote", flush=True)
     time.sleep(30)
-Tree._add_file = slow
+ImageTree._add_file = slow
 images.import_image("one", sys.argv[1])

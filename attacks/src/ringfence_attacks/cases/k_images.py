@@ -8,7 +8,7 @@ import os
 import tarfile
 
 from ringfence.errors import ImageError
-from ringfence.images.store import ImageInfo, Store
+from ringfence.images.store import ImageInfo, ImageStore
 from ringfence.values import replace
 from ringfence_attacks.case import HOST_CODE, SPOOF, WRITE, Seen, attack, cases
 
@@ -45,7 +45,7 @@ def _import(arm: Arm, data: bytes) -> str:
     with open(path, "wb") as file:
         file.write(data)
     try:
-        import_source(Store(f"{arm.directory}/store/images"), "one", path, None)
+        import_source(ImageStore(f"{arm.directory}/store/images"), "one", path, None)
     except ImageError as error:
         return str(error)
     return "imported"

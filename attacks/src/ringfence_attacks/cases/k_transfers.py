@@ -10,7 +10,7 @@ import zipfile
 import zlib
 
 from ringfence import Limits, Mount, Policy
-from ringfence.shared.tree_pack import Caps
+from ringfence.shared.tree_pack import TransferCaps
 from ringfence.transfer.download import Landing
 from ringfence_attacks.arena import LIMITS
 from ringfence_attacks.case import DOS, HOST_CODE, READ, WRITE, Seen, attack, cases
@@ -47,7 +47,7 @@ def _lands(arm: Arm, stream: bytes) -> tuple[str, str]:
                 archive.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
             archive.extractall(place)  # noqa: S202  # the careless thing, in a folder of this arm
         return text_of(victim), "extracted"
-    landing = Landing(place, "archive", folder=True, caps=Caps(1 << 20, 100))
+    landing = Landing(place, "archive", folder=True, caps=TransferCaps(1 << 20, 100))
     try:
         landing.feed([stream])
         landing.finish()

@@ -52,13 +52,13 @@ def _run_by_ringfence(arm: Arm, data: bytes, out: str) -> str:
 
 def _imported(arm: Arm, data: bytes) -> Used:
     from ringfence.images.importer import import_source
-    from ringfence.images.store import Store, Used
+    from ringfence.images.store import ImageStore, Used
     from ringfence.plan.rootfs.image_view import Root
 
     path = f"{arm.directory}/archive.tar"
     with open(path, "wb") as file:
         file.write(data)
-    store = Store(f"{arm.directory}/store/images")
+    store = ImageStore(f"{arm.directory}/store/images")
     import_source(store, "one", path, None)
     info = store.find("one")
     held = arm.enter(closing(store.hold(info.digest)))

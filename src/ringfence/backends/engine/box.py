@@ -127,7 +127,7 @@ class EngineBox:
                 self._take_listeners(outlets)
         except OSError:
             raise self._lost() from None
-        reader = frames.Reader()
+        reader = frames.FrameReader()
         while True:
             self._wait(deadline)
             data = self._received()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ringfence.errors import UnsupportedError
-from ringfence.plan.model import Bind, File, Folder, Hide, Link, Overlay, Pin, Protect
+from ringfence.plan.model import Bind, File, Folder, Hide, Overlay, Pin, Protect, SymbolicLink
 from ringfence.shared.paths import is_below, is_within
 from ringfence.values import Struct, final, replace
 
@@ -85,7 +85,7 @@ class _Making:
             self._folders[target] = None
         elif isinstance(op, File):
             self._files[target] = op.text
-        elif isinstance(op, Link):
+        elif isinstance(op, SymbolicLink):
             self._links[target] = op.text
         elif isinstance(op, Bind):
             self._bind(op.source, target, writable=op.writable, inode=op.inode)

@@ -125,7 +125,7 @@ def _enforcement(plan: LinuxPlan, facts: GvisorFacts) -> Enforcement:
 class GvisorWall:
     """A runsc container, as `EngineBox` uses it."""
 
-    def __init__(self, found: runsc.Runsc, folder: str, group: Group | None, made: bundle.Made) -> None:
+    def __init__(self, found: runsc.Runsc, folder: str, group: Group | None, made: bundle.MadeBundle) -> None:
         self._found = found
         self._folder = folder
         self._group = group

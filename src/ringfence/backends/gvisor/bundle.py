@@ -34,7 +34,7 @@ _ESCAPED = {ord(sign): f"\\{ord(sign):03o}" for sign in "\\ \t\n#"}
 
 
 @final
-class Made(Struct):
+class MadeBundle(Struct):
     """A bundle that was made, and how to start it."""
 
     mounted: bool  # it has an fstab, to be mounted first
@@ -55,7 +55,7 @@ def make(
     shares: bool = False,
     exact: bool = False,
     controls: Controls = ALL_ON,
-) -> Made:
+) -> MadeBundle:
     """Write the bundle to the folder `path` and return how to start it.
 
     `guestd`: the folder of guestd's own interpreter; `python`: as `guestd_bundle.command` takes it.
@@ -87,7 +87,7 @@ def make(
     assert mounted or not exact
     with open(f"{path}/config.json", "w", encoding="utf-8") as file:
         json.dump(config, file)
-    return Made(mounted, network=str(config.get("network", "none")), binds=binds)
+    return MadeBundle(mounted, network=str(config.get("network", "none")), binds=binds)
 
 
 def _mounted_first(path: str, mounts: list[dict[str, Any]], *, binds: bool) -> tuple[list[dict[str, Any]], list[str]]:

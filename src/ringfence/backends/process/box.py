@@ -79,7 +79,7 @@ class ProcessBox:
 
         Raises UnsupportedError when the host refused a step, StartTimeoutError, or another SandboxError.
         """
-        reader = frames.Reader()
+        reader = frames.FrameReader()
         while True:
             left = deadline - time.monotonic()
             if left <= 0 or not self._readable(left):

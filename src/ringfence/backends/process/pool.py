@@ -196,7 +196,7 @@ class Templates:
         return self._zygote
 
 
-class Shelf:
+class SpareShelf:
     """The spares of a plan. The wanted number grows with the number of sandboxes needed at once."""
 
     def __init__(self, plan: LinuxPlan) -> None:
@@ -216,8 +216,8 @@ class Pool:
         self._python = {"sys_path": interpreter.sys_path, "executable": interpreter.command}
         self._lock = _thread.allocate_lock()
         self._templates = Templates(interpreter, preload, self.tree)
-        self._shelves: dict[int, Shelf] = {}
-        self._work: _queue.SimpleQueue[ProcessBox | Shelf | None] = _queue.SimpleQueue()
+        self._shelves: dict[int, SpareShelf] = {}
+        self._work: _queue.SimpleQueue[ProcessBox | SpareShelf | None] = _queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._count = 0
@@ -273,7 +273,7 @@ class Pool:
         template = self._templates.get(plan)
         self._asked = (plan, template, self._start(plan, template))
 
-    def _from_shelf(self, plan: LinuxPlan) -> tuple[Shelf, ProcessBox | None]:
+    def _from_shelf(self, plan: LinuxPlan) -> tuple[SpareShelf, ProcessBox | None]:
         with self._lock:
             shelf, gone = self._shelf(plan)
             shelf.used_at = time.monotonic()
@@ -288,7 +288,7 @@ class Pool:
             spare.close()
         return shelf, box
 
-    def _refill_soon(self, shelf: Shelf | None) -> None:
+    def _refill_soon(self, shelf: SpareShelf | None) -> None:
         if shelf is not None and shelf.wanted:
             self._do(shelf)
 
@@ -447,13 +447,13 @@ class Pool:
         if self._templates.has_outgrown:
             self._templates.close_outgrown({box.template for box in list(self._boxes)})
 
-    def _shelf(self, plan: LinuxPlan) -> tuple[Shelf, list[ProcessBox]]:
+    def _shelf(self, plan: LinuxPlan) -> tuple[SpareShelf, list[ProcessBox]]:
         """Return the plan's shelf, and the spares of a shelf that was dropped for it. The caller holds the lock."""
         shelf = self._shelves.get(id(plan))
         if shelf is not None:
             shelf.wanted = max(1, shelf.wanted)
             return shelf, []
-        shelf = self._shelves[id(plan)] = Shelf(plan)
+        shelf = self._shelves[id(plan)] = SpareShelf(plan)
         shelf.wanted = int(len(self._shelves) == 1)  # the first policy; of others a spare pays from the second run on
         if len(self._shelves) <= _SHELVES:
             return shelf, []
@@ -462,7 +462,7 @@ class Pool:
 
     # the thread that builds spares and removes what has ended
 
-    def _do(self, work: ProcessBox | Shelf) -> None:
+    def _do(self, work: ProcessBox | SpareShelf) -> None:
         """Have the thread refill a shelf, or destroy a sandbox."""
         if self._thread is None:  # read without the lock, which is held while a zygote starts: an event loop may call
             self._start_thread()
@@ -481,7 +481,7 @@ class Pool:
                 self._thread.start()
 
     def _keep_house(self) -> None:
-        due: dict[int, tuple[float, Shelf]] = {}  # refills, each a moment after the run that made it necessary
+        due: dict[int, tuple[float, SpareShelf]] = {}  # refills, each a moment after the run that made it necessary
         while True:
             wait = min((at for at, _ in due.values()), default=time.monotonic() + _SPARE_IDLE_S / 4) - time.monotonic()
             try:
@@ -508,7 +508,7 @@ class Pool:
         except OSError:
             return  # the caller closed a descriptor of ours; the sweep removes what is left
 
-    def _refill(self, shelf: Shelf) -> None:
+    def _refill(self, shelf: SpareShelf) -> None:
         shelf.refill_after_s = _REFILL_AFTER_S
         while not self._closed and len(shelf.spares) < shelf.wanted:
             try:
@@ -519,7 +519,7 @@ class Pool:
             if not self._shelve(shelf, spare):
                 spare.close()
 
-    def _shelve(self, shelf: Shelf, spare: ProcessBox) -> bool:
+    def _shelve(self, shelf: SpareShelf, spare: ProcessBox) -> bool:
         with self._lock:
             if not self._closed:
                 shelf.spares.append(spare)

@@ -50,7 +50,7 @@ class RelayedSocket(socket.socket):
         return data
 
 
-class Channel(Protocol):
+class RelayChannel(Protocol):
     """The part of a relay that a stream uses."""
 
     loop: Loop
@@ -74,7 +74,7 @@ class Channel(Protocol):
 class RelayedStream:
     """The relay's end of a relayed connection. The relay's thread alone uses it."""
 
-    def __init__(self, relay: Channel, number: int, sock: socket.socket, connection: RelayedSocket) -> None:
+    def __init__(self, relay: RelayChannel, number: int, sock: socket.socket, connection: RelayedSocket) -> None:
         self.number = number
         self._relay = relay
         self._sock = sock

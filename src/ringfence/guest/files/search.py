@@ -29,7 +29,7 @@ def search(args: Args) -> dict[str, object]:
     finds = _finder(str(args["text"]), regex=bool(args["regex"]))
     top = open_path(str(args["path"]), os.O_RDONLY)
     found: list[bytes] = []
-    beat = _Beat()
+    beat = _SearchBeat()
     for shown, fd in _files(top, str(args["path"])):
         beat.file()
         name = os.path.basename(shown)
@@ -76,7 +76,7 @@ def _files(top: int, path: str) -> Iterator[tuple[str, int]]:
             os.close(fd)
 
 
-def _lines(fd: int, beat: _Beat) -> Iterator[tuple[int, str]]:
+def _lines(fd: int, beat: _SearchBeat) -> Iterator[tuple[int, str]]:
     """Yield lines, numbered from 1. Undecodable bytes are replaced."""
     number = 1
     rest = b""
@@ -103,7 +103,7 @@ def _pieces(line: bytes) -> Iterator[str]:
         yield line[start : start + _LINE].removesuffix(b"\r").decode("utf-8", "replace")
 
 
-class _Beat:
+class _SearchBeat:
     """A heartbeat for the host, sent while nothing is found."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ WORKSPACE = "/workspace"
 _KIND, _FILE, _DIRECTORY, _LINK = 0o170000, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK
 
 
-class Problem(Exception):  # noqa: N818  # not an error: an answer to the host
+class UnkeptTree(Exception):  # noqa: N818  # not an error: an answer to the host
     """The reason why this tree cannot be kept: a code that the host knows, and the path."""
 
 
@@ -50,13 +50,13 @@ def keep(args: dict[str, Any]) -> dict[str, object]:
     gc.disable()  # a collection would visit all objects again and again
     memory = None
     while data := _message():
-        known = stamps.Known(data)
+        known = stamps.StampsMessage(data)
         if memory is not None:
             known.memory = memory
         keeper = _Keeper(known, contents=bool(args["contents"]), most=int(args["bytes"]), others=bool(args["others"]))
         try:
             keeper.walk()
-        except Problem as problem:
+        except UnkeptTree as problem:
             keeper.end({"problem": problem.args[0], "path": problem.args[1]})
             break
         keeper.end({"top": keeper.top.hex()})
@@ -98,7 +98,7 @@ def mount_points() -> set[str]:
 
 
 class _Keeper:
-    def __init__(self, known: stamps.Known, *, contents: bool, most: int, others: bool) -> None:
+    def __init__(self, known: stamps.StampsMessage, *, contents: bool, most: int, others: bool) -> None:
         self._known = known
         self._contents = contents
         self._most = most
@@ -206,7 +206,7 @@ class _Keeper:
         elif not was_kept and self._is_mount(path):
             return False
         if len(path) > _MAX_PATH // 4 and len(os.fsencode(path)) > _MAX_PATH:
-            raise Problem("long", path[:200])
+            raise UnkeptTree("long", path[:200])
         kind = info.st_mode & _KIND
         try:
             if kind == _DIRECTORY:
@@ -270,13 +270,13 @@ class _Keeper:
                 if not stat.S_ISREG(before.st_mode):
                     return False  # replaced meanwhile
                 if before.st_size > self._most:
-                    raise Problem("large", path)
+                    raise UnkeptTree("large", path)
                 _wait_for_writer(fd)
                 if self._whole(fd, path, before) if before.st_size <= _SMALL else self._pieces(fd, path, before):
                     return True
             finally:
                 os.close(fd)
-        raise Problem("moving", path)
+        raise UnkeptTree("moving", path)
 
     def _whole(self, fd: int, path: str, before: os.stat_result) -> bool:
         """Report a small file. False when the file changed while it was read; then nothing was reported."""

@@ -21,9 +21,9 @@ _BEAT = 4 << 20
 _BEAT_FILES = 256
 
 
-def _caps(args: Args) -> tree_pack.Caps:
+def _caps(args: Args) -> tree_pack.TransferCaps:
     most_bytes, most_files = args["most_bytes"], args["most_files"]
-    return tree_pack.Caps(
+    return tree_pack.TransferCaps(
         most_bytes if isinstance(most_bytes, int) else None, most_files if isinstance(most_files, int) else None
     )
 
@@ -148,7 +148,7 @@ def _spool() -> int:
     return fd
 
 
-class _Beat:
+class _StreamBeat:
     """A byte on standard output now and then, which shows the host that the worker is at work."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ def _plant_tar(planter: tree_unpack.Planter) -> None:
 
 
 def _plant_zip(archive: int, planter: tree_unpack.Planter, most: int) -> None:
-    beat = _Beat()
+    beat = _StreamBeat()
     for member, content in zip_stream.members(archive, most):
         beat.entry()
         planter.add(member)

@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.guest.guestd.protocols import Work
+    from ringfence.guest.guestd.protocols import ProcessWork
 
 _CHUNK = 1 << 18
 _PAGE = 1000
@@ -48,7 +48,7 @@ def _on_stop(number: int, _: object) -> None:
     raise _Stopped
 
 
-def work(job: Work, report_fd: int) -> int:
+def work(job: ProcessWork, report_fd: int) -> int:
     try:
         fast_stdlib.handle_signal(fast_stdlib.SIGTERM, _on_stop)
         answer = _OPERATIONS[str(job["call"])](job["args"])

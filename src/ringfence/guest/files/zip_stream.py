@@ -243,7 +243,7 @@ def _unpacked(fd: int, entry: _Entry, begin: int) -> Iterator[bytes]:
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def write(top: int, out: IO[bytes], caps: tree_pack.Caps) -> None:
+def write(top: int, out: IO[bytes], caps: tree_pack.TransferCaps) -> None:
     """Write a folder as a zip stream. Names that are no text are refused, as a zip cannot hold them."""
     import zipfile
 
@@ -252,14 +252,14 @@ def write(top: int, out: IO[bytes], caps: tree_pack.Caps) -> None:
             _write_entry(archive, found, caps)
 
 
-def write_file(fd: int, name: bytes, out: IO[bytes], caps: tree_pack.Caps) -> None:
+def write_file(fd: int, name: bytes, out: IO[bytes], caps: tree_pack.TransferCaps) -> None:
     import zipfile
 
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         _write_body(archive, _zip_info(name, os.fstat(fd)), fd, name, caps)
 
 
-def _write_entry(archive: zipfile.ZipFile, found: tree_pack.Found, caps: tree_pack.Caps) -> None:
+def _write_entry(archive: zipfile.ZipFile, found: tree_pack.Found, caps: tree_pack.TransferCaps) -> None:
     mode = found.info.st_mode
     if stat.S_ISREG(mode):
         fd = tree_pack.opened(found)
@@ -279,7 +279,9 @@ def _write_entry(archive: zipfile.ZipFile, found: tree_pack.Found, caps: tree_pa
         raise Refused("special", found.path)
 
 
-def _write_body(archive: zipfile.ZipFile, info: zipfile.ZipInfo, fd: int, path: bytes, caps: tree_pack.Caps) -> None:
+def _write_body(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, fd: int, path: bytes, caps: tree_pack.TransferCaps
+) -> None:
     size = os.fstat(fd).st_size
     caps.count(size, path)
     with archive.open(info, "w", force_zip64=size > 1 << 31) as entry:

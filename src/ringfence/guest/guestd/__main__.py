@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HELD: object = "held"
 
 
-class Bundle:
+class BundleFinder:
     """The finder and loader of the modules in the bundle."""
 
     __module__ = "ringfence.guest.guestd.__main__"  # ours, and dropped with our modules; run as __main__
@@ -62,7 +62,7 @@ class Bundle:
 if isinstance(HELD, str):
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 else:
-    sys.meta_path.insert(0, Bundle(*HELD))  # type: ignore[misc]  # what `guestd_bundle` puts there
+    sys.meta_path.insert(0, BundleFinder(*HELD))  # type: ignore[misc]  # what `guestd_bundle` puts there
 
 from ringfence.guest.guestd.engine_pid1 import main  # noqa: E402  # after it can be found
 

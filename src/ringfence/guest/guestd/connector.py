@@ -13,13 +13,13 @@ from ringfence.shared import fast_stdlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.guest.guestd.protocols import Work
+    from ringfence.guest.guestd.protocols import ProcessWork
 
 _PIECE = 1 << 16
 _LOCAL = ((_socket.AF_INET, "127.0.0.1"), (_socket.AF_INET6, "::1"))
 
 
-def work(job: Work, report_fd: int) -> int:
+def work(job: ProcessWork, report_fd: int) -> int:
     try:
         connection = _connected(int(job["port"]))
     except OSError as error:

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.guest.guestd.protocols import Channel, Keeper, Request
+    from ringfence.guest.guestd.protocols import GuestdRequest, GuestdSocket, Keeper
     from ringfence.guest.guestd.relay import Relaying
 
 _READ = 1 << 18
@@ -38,7 +38,7 @@ class Guestd:
         self,
         monitor: Keeper,
         number: int,
-        channel: Channel,
+        channel: GuestdSocket,
         named: dict[str, int],
         *,
         owner: int | None,
@@ -57,7 +57,7 @@ class Guestd:
         self.image = -1  # memory of another session, for a session that becomes its copy
         self._wants_image: Job | None = None
         self._pipes_ahead: list[int] = []
-        self._reader = framing.Reader()
+        self._reader = framing.FrameCutter()
         self._out = bytearray()
         self._jobs: dict[int, Job] = {}
         self._ended_sessions: list[tuple[float, int]] = []  # when a job ended, and its session
@@ -238,7 +238,7 @@ class Guestd:
 
     # requests of the host
 
-    def _request(self, request: Request) -> None:
+    def _request(self, request: GuestdRequest) -> None:
         op = request["op"]
         if op == "start":
             self._start(request)
@@ -257,7 +257,7 @@ class Guestd:
             if job is not None:
                 self._for_job(job, op, request)
 
-    def _for_job(self, job: Job, op: str, request: Request) -> None:
+    def _for_job(self, job: Job, op: str, request: GuestdRequest) -> None:
         if op == "credit":
             job.add_credit(int(request["bytes"]))
         elif op == "eof":
@@ -276,7 +276,7 @@ class Guestd:
         elif op == "resize":
             job.resize(int(request["cols"]), int(request["rows"]))
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: GuestdRequest) -> None:
         job = Job(self, request["id"], request)
         self._jobs[job.id] = job
         now = time.monotonic()
@@ -289,13 +289,13 @@ class Guestd:
         else:
             job.start(self._inside)
 
-    def _begin_cell(self, job: Job, request: Request) -> None:
+    def _begin_cell(self, job: Job, request: GuestdRequest) -> None:
         """Begin a cell. The host sends the cell to the interpreter right after this."""
         self._resume()
         job.begin_cell(request["n"])
         self._set_deadlines(job, request)
 
-    def _set_deadlines(self, job: Job, request: Request) -> None:
+    def _set_deadlines(self, job: Job, request: GuestdRequest) -> None:
         if request["timeout_s"] is not None:
             job.deadline = time.monotonic() + float(request["timeout_s"])
         if request["cpu_s"] is not None and (self._cpu_fd >= 0 or job.session):
@@ -309,7 +309,7 @@ class Guestd:
             return
         self.say(ev="refused", id=job.id, errno=number, error=error)
 
-    def _set_clocks(self, request: Request) -> None:
+    def _set_clocks(self, request: GuestdRequest) -> None:
         self._lifetime_at = time.monotonic() + float(request["lifetime_s"])
         self._idle_s = float(request["idle_s"])
         self._pauses_when_idle = request["on_idle"] == "pause"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ringfence.guest.guestd.job import Job
-    from ringfence.guest.guestd.protocols import Fence, Handed, Kept, Told
+    from ringfence.guest.guestd.protocols import FenceForm, FirstFrame, SparedProcesses, SpawnPacket
 
 
 _PLACE = "/sys"  # covered by a mount for a moment
@@ -84,26 +84,26 @@ def _ends() -> tuple[int, int]:
     return ends
 
 
-def _read_setup(channel: _Streams) -> tuple[Told, list[int]]:
+def _read_setup(channel: _Streams) -> tuple[FirstFrame, list[int]]:
     """Read the first frame: what guests are to give up here, and what to listen on for the gateway.
 
     A descriptor of the file where the engine counts CPU time may come with the frame. What this kernel does not know is
     left out, and the host has asked about that before.
     """
-    reader = framing.Reader()
+    reader = framing.FrameCutter()
     handed: list[int] = []
     while True:
         data = channel.recv(_READ) if handed else channel.recv_handed(handed)
         if not data:
             os._exit(0)
         for _, _, payload in reader.feed(data):
-            setup: Told = fast_stdlib.loads(payload)
+            setup: FirstFrame = fast_stdlib.loads(payload)
             fence = setup["fence"]
             fence["landlock_abi"] = min(fence["landlock_abi"], syscalls.landlock_abi())
             return setup, handed
 
 
-def _check_mounts(setup: Told) -> None:
+def _check_mounts(setup: FirstFrame) -> None:
     """Check the mounts before there is a guest. A wrong mount ends this process."""
     if setup["meant"] is not None:
         from ringfence.shared import mount_check
@@ -217,7 +217,7 @@ def _write(path: str, number: int) -> None:
 class Alone(Loop):
     """The loop of guestd as PID 1: does for its only sandbox what a monitor does for many."""
 
-    def __init__(self, channel: _Streams, setup: Told, handed: list[int]) -> None:
+    def __init__(self, channel: _Streams, setup: FirstFrame, handed: list[int]) -> None:
         super().__init__()
         self._channel = channel
         self._fence = setup["fence"]
@@ -239,7 +239,7 @@ class Alone(Loop):
             os.dup2(0, 2)  # fd 2 was a file of the host, which a guest could open by /proc/1/fd and fill (F16)
         self._box.built(self._spawner() if siblings else [], os.getpid())
 
-    def _let_out(self, setup: Told) -> None:
+    def _let_out(self, setup: FirstFrame) -> None:
         """Make the listeners for the gateway, before there is a guest."""
         if setup["outlets"] is None:
             return
@@ -290,7 +290,7 @@ class Alone(Loop):
         return True
 
     @property
-    def fence(self) -> Fence:
+    def fence(self) -> FenceForm:
         return self._fence
 
     def _spawner(self) -> list[int]:
@@ -350,7 +350,7 @@ class _Within(Inside):
         if self._asked is not None:
             self._kills.append(lambda: self.kill_all_but(kept, since=since, sessions=sessions, on_stuck=on_stuck))
             return
-        spared: Kept = {
+        spared: SparedProcesses = {
             "alone": [self._spawner_inner],
             "trees": kept(),
             "since": int(since * _TICKS),
@@ -411,7 +411,7 @@ class _Forking(_Within):
         if pid == 0:
             _signal.set_wakeup_fd(-1)
             fast_stdlib.default_signals(fast_stdlib.SIGCHLD)
-            handed: Handed = {"become": False, "pty": job.terminal, "body": body.decode()}
+            handed: SpawnPacket = {"become": False, "pty": job.terminal, "body": body.decode()}
             join = -1 if counted is None else counted.join
             spawner.become_guest(handed, [*ends[1:] * 3, *fds[3:]] if ends else fds, self._monitor.fence, join)
         for fd in [*fds, *ends[1:]]:

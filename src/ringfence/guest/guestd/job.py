@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ringfence.guest.guestd.daemon import Guestd
-    from ringfence.guest.guestd.protocols import Request
+    from ringfence.guest.guestd.protocols import GuestdRequest
     from ringfence.guest.guestd.supervisor import Inside
 
 _READ = 1 << 16
@@ -34,7 +34,7 @@ _MOST = 0x7FFF  # lines or columns of a terminal
 
 
 class Job:
-    def __init__(self, guestd: Guestd, number: int, request: Request) -> None:
+    def __init__(self, guestd: Guestd, number: int, request: GuestdRequest) -> None:
         self.id = number
         self.one_shot = bool(request["one_shot"])
         kind = request["job"]["kind"]

@@ -15,19 +15,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
 
-    from ringfence.guest.guestd.protocols import Outlets
+    from ringfence.guest.guestd.protocols import OutletsForm
 
 _BACKLOG = 1024
 _RESOLVER = "127.0.0.1"
 
 
-def make(outlets: Outlets, channel: int) -> None:
+def make(outlets: OutletsForm, channel: int) -> None:
     """Listen on every port and send the sockets by `channel`: resolver (UDP, TCP), proxy, then the ports in order."""
     loopback.add_address()
     _send(fast_stdlib.from_fd(channel, fast_stdlib.SOCK_SEQPACKET), listeners(outlets))
 
 
-def hand_over(outlets: Outlets, channel: int) -> None:
+def hand_over(outlets: OutletsForm, channel: int) -> None:
     """Listen as `make` does, and send the sockets by guestd's own channel, before its first frame."""
     _send(fast_stdlib.from_fd(os.dup(channel), fast_stdlib.SOCK_STREAM), listeners(outlets))
 
@@ -38,7 +38,7 @@ def _send(packet: socket, sockets: list[socket]) -> None:
         sock.close()
 
 
-def listeners(outlets: Outlets) -> list[socket]:
+def listeners(outlets: OutletsForm) -> list[socket]:
     """Return the listeners, non-blocking: resolver (UDP, TCP), proxy, then the ports in order."""
     sockets = [_bound(_socket.SOCK_DGRAM, _RESOLVER, 53), _listening(_RESOLVER, 53)]
     sockets.append(_listening("127.0.0.1", outlets["proxy"]))

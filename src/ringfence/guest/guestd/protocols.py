@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Op = list[Any]
 
 
-class Fence(TypedDict):
-    """The rights that a process gives up, step by step. Each step is on unless a test left it out."""
+class FenceForm(TypedDict):
+    """The rights that a process gives up, step by step. Each step is on unless the attack suite left it out."""
 
     processes: int
     rlimits: dict[str, int]
@@ -34,7 +34,7 @@ class Fence(TypedDict):
     cgroup_namespace: bool
 
 
-class Outlets(TypedDict):
+class OutletsForm(TypedDict):
     """The listeners of a sandbox with a network, for the gateway."""
 
     ports: list[int]
@@ -42,17 +42,17 @@ class Outlets(TypedDict):
     streams: int  # the most connections at once where guestd relays; further ones wait
 
 
-class Told(TypedDict):
+class FirstFrame(TypedDict):
     """The first frame to a guestd that is alone in its box."""
 
-    fence: Fence
-    outlets: Outlets | None
+    fence: FenceForm
+    outlets: OutletsForm | None
     hands: bool  # whether the channel takes descriptors, also of listeners; else guestd relays
     meant: Meant | None  # for guestd to check, where the host cannot
     gvisor: bool  # whether the kernel is gVisor's, which makes no siblings and has a pids controller to count the guest
 
 
-class Plan(TypedDict):
+class PlanForm(TypedDict):
     """The plan of a sandbox. `owner` and the fence's `affinity` come with each sandbox."""
 
     as_root: bool
@@ -63,8 +63,8 @@ class Plan(TypedDict):
     proc_masks: bool
     sizes: dict[str, str]
     ops: list[Op]
-    outlets: Outlets | None
-    fence: Fence
+    outlets: OutletsForm | None
+    fence: FenceForm
 
 
 class Hello(TypedDict):
@@ -77,7 +77,7 @@ class Hello(TypedDict):
     home: str  # the caller's home, for the sweep
 
 
-class Kept(TypedDict):
+class SparedProcesses(TypedDict):
     """The processes that PID 1 spares when it kills a tree."""
 
     alone: list[int]
@@ -86,7 +86,7 @@ class Kept(TypedDict):
     sessions: list[int]  # of jobs that ended just before: their processes that started in that very tick are spared
 
 
-class Template(TypedDict):
+class TemplateForm(TypedDict):
     """A view: how its root is built."""
 
     ops: list[Op]
@@ -102,11 +102,11 @@ class Launch(TypedDict):
     affinity: list[int]
     waits: bool  # whether no caller waits for it, so that it has time to rehearse
     plan_id: int
-    plan: Plan | None  # None: the plan was sent before under the same number
+    plan: PlanForm | None  # None: the plan was sent before under the same number
     fds: list[str]  # what each descriptor is: channel, cpu, freezer, join, uid, listeners, disk, into
 
 
-class Given(TypedDict):
+class GivenDescriptor(TypedDict):
     """A descriptor for a running sandbox: a memory image, or where to write the outcome of `protect`."""
 
     box: int
@@ -122,15 +122,15 @@ class Order(TypedDict):
     affinity: list[int]
     waits: bool
     plan_id: int
-    plan: Plan | None
+    plan: PlanForm | None
     # Descriptors of cgroups to join come along, then those of the following that are true:
     disk: bool  # a mount, the sandbox's disk
     listeners: bool  # the channel that the sandbox's listeners go by
     into: bool  # the directory of a cgroup v2, to be born in
-    protect: list[tuple[str, int, int]]  # for op "protect", as in Given
+    protect: list[tuple[str, int, int]]  # for op "protect", as in GivenDescriptor
 
 
-class Work(TypedDict, total=False):
+class ProcessWork(TypedDict, total=False):
     """The work of a process inside. `kind` decides which fields there are."""
 
     kind: str
@@ -156,7 +156,7 @@ class Size(TypedDict):
     rows: int
 
 
-class Handed(TypedDict):
+class SpawnPacket(TypedDict):
     """A packet from monitor to spawner. `body`: the work as JSON text, None when the JSON comes as a file in memory."""
 
     become: bool
@@ -164,13 +164,13 @@ class Handed(TypedDict):
     body: str | None
 
 
-class Request(TypedDict):
+class GuestdRequest(TypedDict):
     """A request of the library to the monitor. `op` decides which fields there are; `start` has the first fields."""
 
     op: str
     id: int
     one_shot: bool
-    job: Work
+    job: ProcessWork
     stdin: bool
     pty: Size | None
     credit: int
@@ -190,7 +190,7 @@ class Request(TypedDict):
 # ── what the guest's side needs of the process it is in ──────────────────────────────────────────
 
 
-class Bundle(Protocol):
+class BundleLoader(Protocol):
     """The loader of guestd where guestd is a single compiled file."""
 
     def members(self, package: str) -> list[str]: ...
@@ -198,7 +198,7 @@ class Bundle(Protocol):
     def get_data(self, path: str) -> bytes: ...
 
 
-class Channel(Protocol):
+class GuestdSocket(Protocol):
     """The methods of a socket that guestd uses."""
 
     def fileno(self) -> int: ...

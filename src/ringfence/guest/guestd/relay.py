@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from ringfence.guest.guestd.daemon import Guestd
-    from ringfence.guest.guestd.protocols import Keeper, Outlets
+    from ringfence.guest.guestd.protocols import Keeper, OutletsForm
 
 _PIECE = 1 << 18
 _MOST_AT_ONCE = 512  # pieces for one call; the kernel takes 1024
@@ -45,7 +45,7 @@ def _has_address() -> bool:
 class Relaying:
     """The relay of a sandbox, made before there is a guest."""
 
-    def __init__(self, monitor: Keeper, guestd: Guestd, outlets: Outlets) -> None:
+    def __init__(self, monitor: Keeper, guestd: Guestd, outlets: OutletsForm) -> None:
         self.has_address = _has_address()
         self.monitor = monitor
         self.guestd = guestd

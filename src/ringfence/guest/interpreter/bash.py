@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-    from ringfence.guest.guestd.protocols import Work
+    from ringfence.guest.guestd.protocols import ProcessWork
 
 PROGRAM = "bash"
 _STDERR = 9  # the real standard error, while bash complains that it has no terminal
@@ -33,7 +33,7 @@ _BEGIN = (
 )
 
 
-def serve(job: Work, line_fd: int) -> int:
+def serve(job: ProcessWork, line_fd: int) -> int:
     """Execute cells until the host has no more, or bash ends. Return the exit code, which is bash's if bash ended."""
     line = Line(line_fd)
     env: dict[str, str] = job["env"]

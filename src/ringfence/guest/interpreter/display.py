@@ -126,7 +126,7 @@ def flush() -> bool:
     return done
 
 
-class Display:
+class DisplayFunction:
     """The function `display()` of an interpreter."""
 
     def __init__(self, line: Line) -> None:
@@ -201,10 +201,10 @@ def on_import(name: str, then: Callable[[Any], None]) -> None:
     if name in sys.modules:
         then(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _Finder(name, then))
+        sys.meta_path.insert(0, _FigureFinder(name, then))
 
 
-class _Finder:
+class _FigureFinder:
     """A finder that finds a single name."""
 
     def __init__(self, name: str, then: Callable[[Any], None]) -> None:

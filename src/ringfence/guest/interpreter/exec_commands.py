@@ -13,7 +13,7 @@ from ringfence.shared import fast_stdlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.guest.guestd.protocols import Work
+    from ringfence.guest.guestd.protocols import ProcessWork
 
 _FD = 5  # the file in memory
 _START_PYTHON = f"import os;_f=open({_FD},'rb');_f.seek(0);exec(compile(_f.read(),'<fresh>','exec'),{{'file':_f}})"
@@ -65,7 +65,7 @@ def prepare() -> None:
     _node_texts.update({name: job_modules.text_of(path) for name, path in _NODE_FILES.items()})
 
 
-def python_argv(job: Work, report_fd: int) -> list[str]:
+def python_argv(job: ProcessWork, report_fd: int) -> list[str]:
     """Return Python's command. Descriptor 5 holds the program; the job's line stays open across the exec."""
     is_session = job["kind"] == "session"
     begin = ("bash" if job["language"] == "bash" else "session") if is_session else "runner"
@@ -83,7 +83,7 @@ def python_argv(job: Work, report_fd: int) -> list[str]:
     return [str(job["executable"]), "-I", *site, "-c", _START_PYTHON]
 
 
-def node_argv(job: Work, line_fd: int) -> list[str]:
+def node_argv(job: ProcessWork, line_fd: int) -> list[str]:
     """Return node's command. Descriptor 5 holds our text and the job; the job's line stays open across the exec."""
     handed = {name: job[name] for name in ("kind", "code", "args", "tools") if name in job}
     _put_in_memory(fast_stdlib.dumps({**_node_texts, "job": handed}))

@@ -15,14 +15,14 @@ import os
 import sys
 import types
 
-from ringfence.guest.interpreter.display import Display, flush, on_import
+from ringfence.guest.interpreter.display import DisplayFunction, flush, on_import
 from ringfence.guest.interpreter.line import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ringfence.guest.guestd.protocols import Work
+    from ringfence.guest.guestd.protocols import ProcessWork
 
 _MAX_TEXT = 1 << 16
 _ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
@@ -34,7 +34,7 @@ _OURS = tuple(f"{_HEAD}{name}{_TAIL}" for name in ("display", "runner", "session
 _USUAL = {"PATH": "/usr/bin:/bin", "HOME": "/workspace", "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}
 
 
-def run(job: Work, line_fd: int) -> int:
+def run(job: ProcessWork, line_fd: int) -> int:
     """Run the code and return the process's exit code.
 
     Output is flushed, exit handlers have run, non-daemon threads have ended.
@@ -82,7 +82,7 @@ def rehearse() -> None:
         builtins.__dict__.pop(name, None)
 
 
-def prepare(job: Work) -> None:
+def prepare(job: ProcessWork) -> None:
     """Make this process a guest's interpreter.
 
     With the guest's variables and path, and without modules of this package.
@@ -164,7 +164,7 @@ class Cells:
     """A `__main__` module, and the display of its values."""
 
     def __init__(self, line: Line) -> None:
-        self.display = Display(line)
+        self.display = DisplayFunction(line)
         self.main = types.ModuleType("__main__")
         self.main.__dict__["__builtins__"] = builtins
         self._loop: Any = None

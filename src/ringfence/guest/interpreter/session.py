@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-    from ringfence.guest.guestd.protocols import Work
+    from ringfence.guest.guestd.protocols import ProcessWork
 
 _MOST_ARGUMENTS = 1 << 22  # the host takes fewer bytes, and says so; more than a message holds would end the session
 
 
-def serve(job: Work, line_fd: int) -> int:
+def serve(job: ProcessWork, line_fd: int) -> int:
     """Execute cells until the host has no more. Return the process's exit code."""
     line = Line(line_fd)
     runner.prepare(job)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import struct
 
-from ringfence.guest.launch.syscall_rows import Hole, Program, Slot, room
+from ringfence.guest.launch.syscall_rows import Hole, RowProgram, Slot, room
 from ringfence.shared import syscalls as k
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.guest.guestd.protocols import Fence
+    from ringfence.guest.guestd.protocols import FenceForm
 
 _NR_WRITE, _NR_OPENAT, _NR_SET_AFFINITY = 1, 257, 203
 
@@ -21,7 +21,7 @@ _NR_WRITE, _NR_OPENAT, _NR_SET_AFFINITY = 1, 257, 203
 _filters: dict[str, k.Filter] = {}
 
 
-def prepare(fence: Fence) -> None:
+def prepare(fence: FenceForm) -> None:
     """Do, before the fork, what every process of this plan would do again."""
     for program in (fence["seccomp"], fence["last_layer"]):
         if program:
@@ -39,14 +39,14 @@ def _filter(program: str) -> k.Filter:
 _KERNEL_OBJECTS = {"max_user_namespaces": "0", "max_inotify_instances": "16", "max_inotify_watches": "16384"}
 
 
-def open_kernel_limits(program: Program, fence: Fence) -> list[int]:
+def open_kernel_limits(program: RowProgram, fence: FenceForm) -> list[int]:
     """Write rows that open kernel limits before /proc/sys becomes read-only. Return the rows."""
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     count = len(_KERNEL_OBJECTS) if fence["namespace_limits"] else 0
     return [program.call(_NR_OPENAT, k.AT_FDCWD, b"/proc/sys", flags, 0, what="/proc/sys") for _ in range(count)]
 
 
-def limit_kernel_objects(program: Program, opened: list[int]) -> None:
+def limit_kernel_objects(program: RowProgram, opened: list[int]) -> None:
     """Write the limits, with the capabilities of the user namespace. What is opened here is closed later."""
     for row, (name, value) in zip(opened, _KERNEL_OBJECTS.items(), strict=False):
         flags = os.O_WRONLY | os.O_CLOEXEC
@@ -99,19 +99,19 @@ _CPU_BYTES = 1024  # a mask of 8192 CPUs, more than any kernel is built for
 AFFINITY = "affinity"  # a hole: `cpu_mask` fills it
 
 
-def write_limits(program: Program, fence: Fence) -> None:
+def write_limits(program: RowProgram, fence: FenceForm) -> None:
     """Write rlimits and CPUs, with holes: policies that differ in numbers alone have the same rows."""
     for name in _early_limits(fence):
         program.call(k.NR_PRLIMIT, 0, k.RLIMITS[name], Hole(f"limit {name}"), 0, what=f"setrlimit {name}")
     program.call(_NR_SET_AFFINITY, 0, _CPU_BYTES, Hole(AFFINITY), what="sched_setaffinity")
 
 
-def _early_limits(fence: Fence) -> list[str]:
+def _early_limits(fence: FenceForm) -> list[str]:
     """Return the limits without CPU time: a process that makes guests for hours uses more of that than a guest."""
     return [*(name for name in fence["rlimits"] if name != "CPU"), "NPROC"]
 
 
-def limits_for(fence: Fence, *, processes: int) -> dict[str, bytes]:
+def limits_for(fence: FenceForm, *, processes: int) -> dict[str, bytes]:
     """Return what `fill_limits` fills in. The host's own limits are the limits of the process that calls this."""
     wanted = {**fence["rlimits"], "NPROC": processes}
     if "NOFILE" in wanted:
@@ -119,7 +119,7 @@ def limits_for(fence: Fence, *, processes: int) -> dict[str, bytes]:
     return {f"limit {name}": struct.pack("<QQ", *_lowered(name, wanted[name])) for name in _early_limits(fence)}
 
 
-def fill_limits(program: Program, limits: dict[str, bytes], affinity: list[int]) -> None:
+def fill_limits(program: RowProgram, limits: dict[str, bytes], affinity: list[int]) -> None:
     for hole, packed in limits.items():
         program.fill(hole, packed)
     program.fill(AFFINITY, cpu_mask(affinity))
@@ -139,15 +139,15 @@ def _lowered(name: str, value: int) -> tuple[int, int]:
     return value, value + grace
 
 
-def set_limits(fence: Fence, *, processes: int) -> None:
-    program = Program(None)
+def set_limits(fence: FenceForm, *, processes: int) -> None:
+    program = RowProgram(None)
     write_limits(program, fence)
     program.seal()
     fill_limits(program, limits_for(fence, processes=processes), fence["affinity"])
     program.run_all()
 
 
-def write_rights(program: Program, fence: Fence, *, landlock: bool) -> list[Slot]:
+def write_rights(program: RowProgram, fence: FenceForm, *, landlock: bool) -> list[Slot]:
     """Write rows that give up capabilities, privileges, files (Landlock) and system calls. None comes back.
 
     Return the slots of the descriptors that stay open, for the caller to close.
@@ -170,36 +170,36 @@ def write_rights(program: Program, fence: Fence, *, landlock: bool) -> list[Slot
     return opened
 
 
-def give_up_rights(fence: Fence, *, landlock: bool) -> None:
+def give_up_rights(fence: FenceForm, *, landlock: bool) -> None:
     """Do what `write_rights` writes, at once."""
-    program = Program(None)
+    program = RowProgram(None)
     _run_and_close(program, write_rights(program, fence, landlock=landlock))
 
 
 def restrict_with_landlock(abi: int, *, scopes: bool, files: bool) -> None:
-    program = Program(None)
+    program = RowProgram(None)
     _run_and_close(program, _write_landlock(program, abi, scopes=scopes, files=files))
 
 
-def _run_and_close(program: Program, opened: list[Slot]) -> None:
+def _run_and_close(program: RowProgram, opened: list[Slot]) -> None:
     program.seal()
     program.run_all()
     for slot in opened:
         os.close(program.value(slot) & 0x7FFFFFFF)
 
 
-def _write_filter(program: Program, text: str) -> None:
+def _write_filter(program: RowProgram, text: str) -> None:
     program.call(k.NR_SECCOMP, 1, 0, _filter(text).header, what="seccomp")
 
 
-def _write_capabilities(program: Program) -> None:
+def _write_capabilities(program: RowProgram) -> None:
     for capability in range(k.capabilities()):
         program.optional(k.NR_PRCTL, k.PR_CAPBSET_DROP, capability)
     program.optional(k.NR_PRCTL, k.PR_CAP_AMBIENT, k.PR_CAP_AMBIENT_CLEAR_ALL)
     program.call(k.NR_CAPSET, struct.pack("Ii", 0x20080522, 0), bytes(24), what="capset")
 
 
-def _write_landlock(program: Program, abi: int, *, scopes: bool, files: bool) -> list[Slot]:
+def _write_landlock(program: RowProgram, abi: int, *, scopes: bool, files: bool) -> list[Slot]:
     """Write a Landlock domain: all file rights beneath `/`, none elsewhere, no signal or abstract socket out of it.
 
     The rule belongs to the root's inode, so that a new file system mounted below is covered too. Return the slots of
@@ -224,7 +224,7 @@ def _write_landlock(program: Program, abi: int, *, scopes: bool, files: bool) ->
     return [into[-1], *opened]
 
 
-def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool, session: bool) -> None:
+def finish_for_guest(fence: FenceForm, *, processes: int, dumpable: bool, session: bool) -> None:
     """Do the last steps in the process that becomes the guest: own limits, the last filter, dumpable again.
 
     The kernel counts CPU time over a process's whole life, and a session's limit is for each cell; therefore guestd
@@ -246,7 +246,7 @@ def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool, session: b
         k.set_dumpable(1)
 
 
-def rehearse(fence: Fence, *, dumpable: bool) -> None:
+def rehearse(fence: FenceForm, *, dumpable: bool) -> None:
     """Go through `finish_for_guest` without effect.
 
     Limits stay, no filter is installed, and the process is not dumpable until the job comes.

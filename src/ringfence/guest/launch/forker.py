@@ -17,7 +17,7 @@ import sys
 
 from ringfence.guest import job_modules
 from ringfence.guest.launch import fence, mounts, pid1, spawner
-from ringfence.guest.launch.syscall_rows import Hole, Program, Slot, address_of, room, routine
+from ringfence.guest.launch.syscall_rows import Hole, RowProgram, Slot, address_of, room, routine
 from ringfence.shared import fast_stdlib, framing, syscalls
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import Literal, NoReturn
 
-    from ringfence.guest.guestd.protocols import Order, Plan, Template
+    from ringfence.guest.guestd.protocols import Order, PlanForm, TemplateForm
     from ringfence.guest.launch.mounts import Listing
     from ringfence.guest.launch.syscall_rows import Room
 
@@ -66,10 +66,10 @@ class ForkerProcess:
 class Birth:
     """A program that makes processes. `run` returns in every process."""
 
-    def __init__(self, forker: ForkerProcess, plan: Plan) -> None:
+    def __init__(self, forker: ForkerProcess, plan: PlanForm) -> None:
         self.forker = forker
         self.plan = plan
-        self.program = Program(forker.routine)
+        self.program = RowProgram(forker.routine)
         self._clones: dict[int, Slot] = {}  # rows, and where each puts the pidfd
         self._into: Room | None = None  # arguments of a clone into a cgroup
         self.end = 0  # the forker's last row; later rows belong to the processes that it makes
@@ -100,7 +100,7 @@ class Birth:
             program.jump(program.next + 2)
         return [*born, self.clone(0, pidfd)]
 
-    def begin_at(self, cloned: list[int], written: spawner.Written) -> None:
+    def begin_at(self, cloned: list[int], written: spawner.SpawnerRows) -> None:
         """Make the children of the rows `cloned` go on at the rows that were written for the spawner."""
         self.program.if_zero(cloned[-1], written.first)
         if len(cloned) > 1:
@@ -142,12 +142,12 @@ class Birth:
 class InitBirth(Birth):
     """Make PID 1; as root also the spawner, right after PID 1, which joins a cgroup meanwhile."""
 
-    def __init__(self, forker: ForkerProcess, plan: Plan, joins: int, *, into: bool, with_disk: bool) -> None:
+    def __init__(self, forker: ForkerProcess, plan: PlanForm, joins: int, *, into: bool, with_disk: bool) -> None:
         super().__init__(forker, plan)
-        self.one = pid1.Made(with_disk=with_disk)
+        self.one = pid1.Pid1Values(with_disk=with_disk)
         program = self.program
         self.spawner_pidfd = Slot(0, 0, room(8))
-        self._spawner: spawner.Written | None = None
+        self._spawner: spawner.SpawnerRows | None = None
         begun = program.next
         self.init_pidfd = Slot(begun + 1, 0)
         self.clone(plan["namespaces"], self.init_pidfd)
@@ -158,10 +158,10 @@ class InitBirth(Birth):
         if plan["as_root"]:
             cloned = _write_clone_beside(self, self.spawner_pidfd, into=into)
         self.end = program.stop()
-        self._init = pid1.Written(program, plan, forker.proc, forker.listing(), self.one)
+        self._init = pid1.Pid1Rows(program, plan, forker.proc, forker.listing(), self.one)
         program.if_zero(begun, self._init.first)
         if cloned:
-            self._spawner = spawner.Written(program, plan, joins, [forker.reserved])
+            self._spawner = spawner.SpawnerRows(program, plan, joins, [forker.reserved])
             self.begin_at(cloned, self._spawner)
         program.seal()
 
@@ -187,7 +187,7 @@ class InitBirth(Birth):
 class SpawnerBirth(Birth):
     """Make the spawner alone: for an ordinary user, and where a guest ended the first spawner."""
 
-    def __init__(self, forker: ForkerProcess, plan: Plan, joins: int, *, into: bool) -> None:
+    def __init__(self, forker: ForkerProcess, plan: PlanForm, joins: int, *, into: bool) -> None:
         super().__init__(forker, plan)
         program = self.program
         self.spawner_pidfd = Slot(0, 0, room(8))
@@ -201,7 +201,7 @@ class SpawnerBirth(Birth):
         else:
             cloned = self._write_helper(into=into)
             doors = [Hole(name) for name in self._doors]
-        self._spawner = spawner.Written(program, plan, joins, doors)
+        self._spawner = spawner.SpawnerRows(program, plan, joins, doors)
         self.begin_at(cloned, self._spawner)
         program.seal()
 
@@ -259,7 +259,7 @@ def _write_clone_beside(birth: Birth, pidfd: Slot, *, into: bool) -> list[int]:
 # ── the process ──────────────────────────────────────────────────────────────────────────────────
 
 
-class Interpreter:
+class ZygoteInterpreter:
     """The interpreter of the zygote, which the forker and its processes are forks of."""
 
     __slots__ = ("preloaded", "warm")
@@ -269,7 +269,7 @@ class Interpreter:
         self.warm = False  # whether common modules are loaded: for several sandboxes, of which some wait
 
 
-def run(monitor: socket, request: Template, interpreter: Interpreter) -> NoReturn:
+def run(monitor: socket, request: TemplateForm, interpreter: ZygoteInterpreter) -> NoReturn:
     """Build the view's root, then make sandboxes until the monitor is gone."""
     syscalls.set_name("rf-forker")
     syscalls.die_with_parent()
@@ -315,19 +315,19 @@ def _own_user_namespace(proc: int) -> None:
     mounts.write(proc, "self/gid_map", f"0 {gid} 1")
 
 
-class Known:
+class PlanPrograms:
     """A plan and its programs. `kind`: a number that plans share if they differ in limits alone."""
 
-    def __init__(self, plan: Plan, kind: int) -> None:
+    def __init__(self, plan: PlanForm, kind: int) -> None:
         self.plan = plan
         self.kind = kind
         self.limits = spawner.limits_of(plan["fence"])
 
 
-class Making:
+class SandboxRecord:
     """A sandbox from its order until the monitor says that the sandbox is gone."""
 
-    def __init__(self, order: Order, known: Known, join: list[int], into: int, *, warm: bool) -> None:
+    def __init__(self, order: Order, known: PlanPrograms, join: list[int], into: int, *, warm: bool) -> None:
         self.number = order["box"]
         self.kind = known.kind
         self.limits = known.limits
@@ -355,23 +355,23 @@ class Making:
 
 
 class Forker:
-    def __init__(self, monitor: socket, proc: int, interpreter: Interpreter) -> None:
+    def __init__(self, monitor: socket, proc: int, interpreter: ZygoteInterpreter) -> None:
         self._monitor = monitor
         self._interpreter = interpreter
         self._orders = fast_stdlib.Receiver(monitor, _MAX_PACKET, _MAX_FDS)
-        self._plans: dict[int, Known] = {}  # the plans of policies that share this view
+        self._plans: dict[int, PlanPrograms] = {}  # the plans of policies that share this view
         self._kinds: list[object] = []
         self._proc = proc
         self._us = ForkerProcess(proc, self._listing)
         self._inits: dict[tuple[int, int, bool, bool], InitBirth] = {}
         self._spawners: dict[tuple[int, int, bool], SpawnerBirth] = {}
-        self._made: dict[int, Making] = {}
+        self._made: dict[int, SandboxRecord] = {}
         self._poll = select.poll()
         self._cold = interpreter.warm and bool(sys.path)
 
     def serve(self) -> NoReturn:
         self._poll.register(self._monitor, select.POLLIN)
-        building: dict[int, Making] = {}
+        building: dict[int, SandboxRecord] = {}
         while True:
             ready = self._poll.poll(framing.QUIET_S * 1000 if self._cold else None)
             if not ready:
@@ -391,7 +391,7 @@ class Forker:
             runner.rehearse()
         runner.forget_early()
 
-    def _take_order(self, building: dict[int, Making]) -> None:
+    def _take_order(self, building: dict[int, SandboxRecord]) -> None:
         data, fds = self._orders.receive()
         if not data:
             os._exit(0)
@@ -406,14 +406,14 @@ class Forker:
         else:
             self._begin(order, fds, building)
 
-    def _begin(self, order: Order, fds: list[int], building: dict[int, Making]) -> None:
+    def _begin(self, order: Order, fds: list[int], building: dict[int, SandboxRecord]) -> None:
         if order["plan"] is not None:
-            self._plans[order["plan_id"]] = Known(order["plan"], self._kind_of(order["plan"]))
+            self._plans[order["plan_id"]] = PlanPrograms(order["plan"], self._kind_of(order["plan"]))
             fence.prepare(order["plan"]["fence"])
         into = fds.pop() if order["into"] else -1
         listeners = fds.pop() if order["listeners"] else -1
         disk = fds.pop() if order["disk"] else -1
-        making = Making(order, self._plans[order["plan_id"]], fds, into, warm=self._interpreter.warm)
+        making = SandboxRecord(order, self._plans[order["plan_id"]], fds, into, warm=self._interpreter.warm)
         if making.rehearses and self._cold:
             self._warm_up()  # no caller waits
         self._made[making.number] = making
@@ -446,14 +446,14 @@ class Forker:
         if limit < has + _ROOM:
             raise OSError(f"limits.memory is too small: {limit >> 10} KiB, and a process here starts with {has >> 10}")
 
-    def _kind_of(self, plan: Plan) -> int:
+    def _kind_of(self, plan: PlanForm) -> int:
         held = plan["fence"]
         kind = {**plan, "sizes": None, "fence": {**held, "processes": 0, "rlimits": list(held["rlimits"])}}
         if kind not in self._kinds:
             self._kinds.append(kind)
         return self._kinds.index(kind)
 
-    def _make_init(self, making: Making, listeners: int, disk: int) -> None:
+    def _make_init(self, making: SandboxRecord, listeners: int, disk: int) -> None:
         """Make PID 1, and as root the spawner. A page touched between two forks is copied twice, so none is touched."""
         joins = len(making.join)
         into = making.into >= 0
@@ -489,7 +489,7 @@ class Forker:
             outer.close()
         birth.check(where)
 
-    def _make_spawner(self, making: Making) -> None:
+    def _make_spawner(self, making: SandboxRecord) -> None:
         """Make a spawner in PID 1's pid namespace, as a child of the monitor.
 
         The spawner enters the other namespaces itself.
@@ -545,7 +545,7 @@ class Forker:
             syscalls.setns(self._us.pidfd, syscalls.CLONE_NEWPID)  # a row may have failed before the way back
         return where
 
-    def _begin_spawner(self, birth: Birth, where: int, making: Making) -> None:
+    def _begin_spawner(self, birth: Birth, where: int, making: SandboxRecord) -> None:
         """Be the spawner, after its rows are done or a row has failed."""
         birth.check(where)
         birth.forget_routine()
@@ -557,7 +557,7 @@ class Forker:
         """Return the entries of /proc. PID 1 handles entries that were added since."""
         return mounts.Listing(self._proc)
 
-    def _hear_init(self, fd: int, building: dict[int, Making]) -> None:
+    def _hear_init(self, fd: int, building: dict[int, SandboxRecord]) -> None:
         making = building[fd]
         assert making.init is not None
         try:
@@ -581,7 +581,7 @@ class Forker:
         except OSError as error:
             self._say_failed(making, failure(error))
 
-    def _map_user(self, making: Making) -> None:
+    def _map_user(self, making: SandboxRecord) -> None:
         owner = making.owner
         pid = making.init_pid
         assert making.init is not None
@@ -590,7 +590,7 @@ class Forker:
             mounts.write(self._proc, f"{pid}/gid_map", f"1000 {owner} 1")
         making.init.send(b"mapped")
 
-    def _hand_over(self, making: Making) -> None:
+    def _hand_over(self, making: SandboxRecord) -> None:
         """Let the spawner go in, and give the monitor both processes and their sockets."""
         assert making.init is not None
         assert making.spawner is not None
@@ -600,11 +600,11 @@ class Forker:
         making.init.close()
         making.init = None
 
-    def _spawner_parts(self, making: Making) -> list[int]:
+    def _spawner_parts(self, making: SandboxRecord) -> list[int]:
         assert making.spawner is not None
         return [making.spawner.fileno(), *making.spawner_fds]
 
-    def _replace_spawner(self, making: Making) -> None:
+    def _replace_spawner(self, making: SandboxRecord) -> None:
         for fd in making.spawner_fds:
             os.close(fd)
         making.spawner_fds = []
@@ -621,7 +621,7 @@ class Forker:
         answer = fast_stdlib.dumps({"box": making.number, "spawner": True})
         fast_stdlib.send_fds(self._monitor, answer, self._spawner_parts(making))
 
-    def _protect_again(self, making: Making | None, paths: list[tuple[str, int, int]], fds: list[int]) -> None:
+    def _protect_again(self, making: SandboxRecord | None, paths: list[tuple[str, int, int]], fds: list[int]) -> None:
         """Protect paths again, in a process that has run no guest code.
 
         That process writes "done", or the reason of a failure, to the descriptor.
@@ -642,13 +642,13 @@ class Forker:
         if pid:
             os.waitpid(pid, 0)
 
-    def _say_failed(self, making: Making, said: dict[str, object]) -> None:
+    def _say_failed(self, making: SandboxRecord, said: dict[str, object]) -> None:
         """Report a failure, with what was made of the sandbox, which the monitor ends and reaps."""
         fds = [fd for fd in (making.init_pidfd, *making.spawner_fds) if fd >= 0]
         fast_stdlib.send_fds(self._monitor, fast_stdlib.dumps({"box": making.number, **said}), fds)
 
 
-def _enter_mounts(making: Making) -> None:
+def _enter_mounts(making: SandboxRecord) -> None:
     """Enter the sandbox's mount namespace, with the rights by which its mounts were made."""
     if making.plan["as_root"]:
         syscalls.setns(making.init_pidfd, syscalls.CLONE_NEWNS)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ringfence.guest.guestd.daemon import Guestd
-    from ringfence.guest.guestd.protocols import Given, Launch, Template
+    from ringfence.guest.guestd.protocols import GivenDescriptor, Launch, TemplateForm
 
 _MAX_PACKET = 1 << 18
 _MAX_ANSWER = 1 << 12
@@ -36,7 +36,7 @@ _NEVER = float("inf")
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
 
 
-def run(control: socket, request: Template, library: int, interpreter: forker.Interpreter) -> NoReturn:
+def run(control: socket, request: TemplateForm, library: int, interpreter: forker.ZygoteInterpreter) -> NoReturn:
     """Make the forker, have the view built, then serve. Ends when the library is gone, or closed it and all ended."""
     syscalls.set_name("rf-monitor")
     fast_stdlib.default_signals(fast_stdlib.SIGCHLD, fast_stdlib.SIGINT)
@@ -88,7 +88,7 @@ class Monitor(Loop):
                 for number, box in list(self._boxes.items()):
                     try:
                         box.keep_clocks()
-                    except Exception as error:  # noqa: BLE001  # as in Fence
+                    except Exception as error:  # noqa: BLE001  # as in SandboxKeeper
                         self.fault(number, error)
                 self._check_faulty(now)
                 look_at = now + self._next_wait()
@@ -179,7 +179,7 @@ class Monitor(Loop):
         else:
             self._give(request, fds)
 
-    def _give(self, request: Given, fds: list[int]) -> None:
+    def _give(self, request: GivenDescriptor, fds: list[int]) -> None:
         """Pass on a memory image for a sandbox's next session that asks for it, or paths to be protected again.
 
         The forker protects, because it has the rights, and answers by the descriptor that came along.
@@ -228,7 +228,7 @@ class Monitor(Loop):
             ordered = False
         from ringfence.guest.guestd.daemon import Guestd  # a command's forker builds meanwhile
 
-        self._boxes[number] = Guestd(Fence(self, number), number, channel, dict(named), owner=owner)
+        self._boxes[number] = Guestd(SandboxKeeper(self, number), number, channel, dict(named), owner=owner)
         if not ordered:
             self._boxes[number].maker_gone()
         for fd in theirs:
@@ -289,7 +289,7 @@ class Monitor(Loop):
                 box.respawned(fds)
             else:
                 box.built(fds, answer["init"])
-        except Exception as error:  # noqa: BLE001  # as in Fence
+        except Exception as error:  # noqa: BLE001  # as in SandboxKeeper
             self.fault(answer["box"], error)
 
     def _lose_maker(self) -> None:
@@ -304,7 +304,7 @@ class Monitor(Loop):
         self._ending = True
 
 
-class Fence:
+class SandboxKeeper:
     """The monitor as seen by a single sandbox: an error in our own code for a sandbox ends only that sandbox."""
 
     def __init__(self, monitor: Monitor, number: int) -> None:

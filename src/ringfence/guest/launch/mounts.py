@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.guest.launch.syscall_rows import Program
+    from ringfence.guest.launch.syscall_rows import RowProgram
 
 MASK = ".mask"  # an empty file and an empty directory, both read-only, to cover things with
 SOURCES = ".sources"  # host paths of box operations, bound here by the template while the host's tree is still there
@@ -341,7 +341,7 @@ def options_hole(target: str) -> str:
     return f"options of {target}"
 
 
-def write_private(program: Program, *, workspace: bool) -> None:
+def write_private(program: RowProgram, *, workspace: bool) -> None:
     """Write the mounts of disk in memory, /tmp, /dev/shm and terminals.
 
     Without `workspace` the disk comes later, by `mount_further`.
@@ -390,7 +390,7 @@ def mount_proc() -> None:
     k.mount("proc", "/proc", "proc", _PROC_FLAGS)
 
 
-def write_proc(program: Program) -> None:
+def write_proc(program: RowProgram) -> None:
     """Write what `mount_proc` does as a row."""
     program.call(k.NR_MOUNT, b"proc", b"/proc", b"proc", _PROC_FLAGS, 0, what="mount proc proc on /proc")
 
@@ -432,7 +432,7 @@ class Listing:
         self.entries.clear()  # the listing was cut off
 
 
-def write_restrict_proc(program: Program, *, subset: bool, mask: bool, listing: Listing) -> None:
+def write_restrict_proc(program: RowProgram, *, subset: bool, mask: bool, listing: Listing) -> None:
     """Write rows that show only the guest's processes and little else of /proc; with `subset` not even /proc/sys.
 
     If there are entries that the forker did not see, Python goes through all entries.
@@ -454,7 +454,7 @@ def write_restrict_proc(program: Program, *, subset: bool, mask: bool, listing: 
     write_cover(program, "proc/sys/kernel/random/boot_id", directory=False)
 
 
-def _write_masks(program: Program, listing: Listing) -> None:
+def _write_masks(program: RowProgram, listing: Listing) -> None:
     content = room(_LISTING)
     opened = program.call(
         _NR_OPENAT, k.AT_FDCWD, b"/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0, what="/proc"
@@ -479,12 +479,12 @@ def _mask_all() -> None:
             cover(f"proc/{entry.name}", directory=entry.is_dir(follow_symlinks=False))
 
 
-def write_cover(program: Program, target: str, *, directory: bool) -> None:
+def write_cover(program: RowProgram, target: str, *, directory: bool) -> None:
     """Write what `cover` does as rows."""
     _write_bind(program, f"{MASK}/{'dir' if directory else 'file'}", target, k.MS_BIND)
 
 
-def _write_bind(program: Program, source: str, target: str, flags: int) -> None:
+def _write_bind(program: RowProgram, source: str, target: str, flags: int) -> None:
     what = f"mount bind {source} on {target}"
     program.call(k.NR_MOUNT, source.encode(), target.encode(), 0, flags, 0, what=what)
 
@@ -509,7 +509,7 @@ def bring_up_loopback() -> None:
     sock.close()
 
 
-def write_loopback(program: Program) -> None:
+def write_loopback(program: RowProgram) -> None:
     """Write what `bring_up_loopback` does as rows."""
     made = program.call(_NR_SOCKET, _socket.AF_INET, _socket.SOCK_DGRAM, 0, what="socket")
     used = program.call(_NR_IOCTL, 0, _SIOCSIFFLAGS, _LOOPBACK_UP, what="ioctl SIOCSIFFLAGS")

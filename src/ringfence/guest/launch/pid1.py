@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from ringfence.guest.guestd.protocols import Kept, Plan
-    from ringfence.guest.launch.syscall_rows import Program
+    from ringfence.guest.guestd.protocols import PlanForm, SparedProcesses
+    from ringfence.guest.launch.syscall_rows import RowProgram
 
 _PASSES = 200
 _EAGER_PASSES = 20
@@ -50,13 +50,15 @@ _IGNORED = struct.pack("<QQQQ", 1, 0, 0, 0)  # a signal's disposition
 _PEEK = 2
 
 
-class Written:
+class Pid1Rows:
     """The first steps of PID 1 in new namespaces: build what belongs to this sandbox alone, give up all rights.
 
     The forker writes the steps as rows of its program; `fill` fills in a sandbox.
     """
 
-    def __init__(self, program: Program, plan: Plan, proc: int, listing: mounts.Listing, made: Made) -> None:
+    def __init__(
+        self, program: RowProgram, plan: PlanForm, proc: int, listing: mounts.Listing, made: Pid1Values
+    ) -> None:
         self._program, self._plan, self._proc, self._made = program, plan, proc, made
         self.first = program.next
         _call(program, "prctl PR_SET_NAME", syscalls.NR_PRCTL, syscalls.PR_SET_NAME, b"rf-init")
@@ -152,7 +154,7 @@ class Written:
             program.fill(mounts.options_hole(target), text.encode())
 
 
-class Made:
+class Pid1Values:
     """The values that differ between the sandboxes of a kind."""
 
     def __init__(self, *, with_disk: bool) -> None:
@@ -163,25 +165,25 @@ class Made:
         self.sizes: dict[str, str] = {}
 
 
-def _call(program: Program, what: str, number: int, *arguments: object) -> int:
+def _call(program: RowProgram, what: str, number: int, *arguments: object) -> int:
     return program.call(number, *arguments, what=what)
 
 
-def _write_file(program: Program, directory: int, path: str, text: bytes) -> None:
+def _write_file(program: RowProgram, directory: int, path: str, text: bytes) -> None:
     """Write rows that write to a file. What they open is closed later, with all the rest."""
     file = _call(program, path, _NR_OPENAT, directory, path.encode(), os.O_WRONLY | os.O_CLOEXEC, 0)
     written = program.call(_NR_WRITE, 0, text, len(text), what=path, least=len(text))
     program.store(file, Slot(written, 0))
 
 
-def write_become(program: Program, *, mapped: bool) -> None:
+def write_become(program: RowProgram, *, mapped: bool) -> None:
     """Write the change to the guest's uid: 1000 inside the user namespace. Capabilities stay until they are dropped."""
     inside: object = 1000 if mapped else Hole(OWNER)
     _call(program, "setresgid", _NR_SETRESGID, inside, inside, inside)
     _call(program, "setresuid", _NR_SETRESUID, inside, inside, inside)
 
 
-def write_streams(program: Program, sock: object, number: int) -> None:
+def write_streams(program: RowProgram, sock: object, number: int) -> None:
     """Write that `number` becomes the socket, lower descriptors read and write nothing, others close (D01, D02)."""
     wire = _call(program, "fcntl F_DUPFD", _NR_FCNTL, sock, _F_DUPFD_CLOEXEC, _HIGH)
     null = _call(program, "/dev/null", _NR_OPENAT, syscalls.AT_FDCWD, b"/dev/null", os.O_RDWR | os.O_CLOEXEC, 0)
@@ -194,7 +196,7 @@ def write_streams(program: Program, sock: object, number: int) -> None:
     _call(program, "close_range", syscalls.NR_CLOSE_RANGE, number + 1, 0x7FFFFFFF)
 
 
-def _write_ready(program: Program, opened: list[int]) -> None:
+def _write_ready(program: RowProgram, opened: list[int]) -> None:
     """Write a message to the forker that PID 1 is ready, with the namespaces that were opened."""
     if not opened:
         _call(program, "tell the forker", _NR_SENDTO, 3, b"ready", 5, 0, 0, 0)
@@ -214,13 +216,13 @@ def obey() -> NoReturn:
     """Obey orders as PID 1. At the end of the file the monitor is gone: PID 1 ends, and all processes with it."""
     channel = fast_stdlib.from_fd(3, fast_stdlib.SOCK_SEQPACKET)
     while data := channel.recv(1 << 16):
-        kept: Kept = fast_stdlib.loads(data)
+        kept: SparedProcesses = fast_stdlib.loads(data)
         left = kill_all_but(kept)
         channel.send(b"%d" % left)
     os._exit(0)
 
 
-def doors(plan: Plan) -> list[str]:
+def doors(plan: PlanForm) -> list[str]:
     """Return which of PID 1's namespaces an ordinary user's spawner has to enter by name; none as root.
 
     The names are below /proc/<pid>/ns. The pidfd of a process that is not dumpable does not let an ordinary user in.
@@ -258,7 +260,7 @@ def _idmapper(owner: int) -> Callable[[int, int], int]:
     return idmap
 
 
-def kill_all_but(kept: Kept) -> int:
+def kill_all_but(kept: SparedProcesses) -> int:
     """Kill every process but what `kept` spares: some with their descendants, and processes of earlier jobs.
 
     Return how many are left.
@@ -291,7 +293,7 @@ def _signal(pid: int, number: int) -> None:
         return
 
 
-def _victims(kept: Kept) -> set[int]:
+def _victims(kept: SparedProcesses) -> set[int]:
     living = _living()
     parents = {pid: process.parent for pid, process in living.items()}
     keep = set(kept["trees"])
@@ -311,7 +313,7 @@ def _victims(kept: Kept) -> set[int]:
     return set(parents) - keep - ours
 
 
-def _living() -> dict[int, proc.Process]:
+def _living() -> dict[int, proc.ProcessStat]:
     """Return the living processes of this pid namespace.
 
     A process whose first thread has ended looks like a zombie, but lives while it has other threads.

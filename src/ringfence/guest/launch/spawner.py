@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import NoReturn
 
-    from ringfence.guest.guestd.protocols import Fence, Handed, Plan, Work
-    from ringfence.guest.launch.syscall_rows import Program
+    from ringfence.guest.guestd.protocols import FenceForm, PlanForm, ProcessWork, SpawnPacket
+    from ringfence.guest.launch.syscall_rows import RowProgram
 
 MAX_PACKET = 1 << 17
 REPORT_FD = 3
@@ -35,14 +35,14 @@ _SOCK = "the spawner's socket"
 _NR_WRITE, _NR_RECVFROM, _NR_CHDIR, _NR_UMASK, _NR_SETSID, _NR_SETGROUPS, _NR_EXIT = 1, 45, 80, 95, 112, 116, 231
 
 
-class Written:
+class SpawnerRows:
     """The spawner's first steps: join the cgroup and, when PID 1 has built everything, go in and give up all rights.
 
     The forker writes the steps as rows of its program; `fill` fills in a sandbox. A spawner that was born in its cgroup
     begins at `joined`.
     """
 
-    def __init__(self, program: Program, plan: Plan, joins: int, doors: list[object]) -> None:
+    def __init__(self, program: RowProgram, plan: PlanForm, joins: int, doors: list[object]) -> None:
         """Write the rows. `joins`: the number of cgroups. `doors`: PID 1's namespaces; as root its pidfd."""
         self._program = program
         self._plan = plan
@@ -101,8 +101,8 @@ class Written:
         fencing.fill_limits(program, limits, affinity)
 
 
-def limits_of(fence: Fence) -> dict[str, bytes]:
-    """Return the limits for `Written.fill`, which are the same for all sandboxes of a plan."""
+def limits_of(fence: FenceForm) -> dict[str, bytes]:
+    """Return the limits for `SpawnerRows.fill`, which are the same for all sandboxes of a plan."""
     return fencing.limits_for(fence, processes=fence["processes"] + framing.OURS + framing.RESERVE)
 
 
@@ -110,18 +110,18 @@ def _join(number: int) -> str:
     return f"cgroup {number}"
 
 
-def _call(program: Program, what: str, number: int, *arguments: object) -> int:
+def _call(program: RowProgram, what: str, number: int, *arguments: object) -> int:
     return program.call(number, *arguments, what=what)
 
 
-def begin(fence: Fence, *, rehearse: bool) -> NoReturn:
+def begin(fence: FenceForm, *, rehearse: bool) -> NoReturn:
     """Serve jobs, after the rows are done."""
     if rehearse:
         _rehearse(fence)
     _serve(fast_stdlib.from_fd(REPORT_FD + 1, fast_stdlib.SOCK_SEQPACKET), fence, fence["processes"])
 
 
-def run_within(sock: socket, fence: Fence) -> NoReturn:
+def run_within(sock: socket, fence: FenceForm) -> NoReturn:
     """Be the spawner in a box of another program, where there are no namespaces to enter."""
     syscalls.set_name("rf-spawner")
     syscalls.die_with_parent()
@@ -135,7 +135,7 @@ def run_within(sock: socket, fence: Fence) -> NoReturn:
     _serve(fast_stdlib.from_fd(REPORT_FD + 1, fast_stdlib.SOCK_SEQPACKET), fence, limit)
 
 
-def become_guest(job: Handed, fds: list[int], fence: Fence, join: int) -> NoReturn:
+def become_guest(job: SpawnPacket, fds: list[int], fence: FenceForm, join: int) -> NoReturn:
     """Give up all rights and do the job, in a fork of guestd itself: gVisor makes no siblings.
 
     `join`: a descriptor to write 0 to before guest code runs, by which the kernel counts the process; -1: none.
@@ -160,7 +160,7 @@ def _keep_only(wire: int) -> None:
     syscalls.close_from(REPORT_FD + 2)
 
 
-def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
+def _serve(sock: socket, fence: FenceForm, limit: int) -> NoReturn:
     sock.send(fast_stdlib.dumps({"pid": os.getpid()}))
     while True:
         data, fds = fast_stdlib.recv_fds(sock, MAX_PACKET, _MAX_FDS)
@@ -173,7 +173,7 @@ def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
         _clone(sock, job, fds, fence, limit + framing.OURS)
 
 
-def _rehearse(fence: Fence) -> None:
+def _rehearse(fence: FenceForm) -> None:
     """Do what the first job will do, as far as that can be done twice: a page is copied at its first write."""
     from ringfence.guest.interpreter import runner
 
@@ -195,7 +195,7 @@ def _rehearse(fence: Fence) -> None:
     runner.rehearse()
 
 
-def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: int) -> None:
+def _clone(sock: socket, job: SpawnPacket, fds: list[int], fence: FenceForm, processes: int) -> None:
     ends: list[int] = []  # master and slave of the job's terminal
     try:
         if job["pty"] is not None:
@@ -221,7 +221,7 @@ def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: i
         os.close(fd)
 
 
-def _child(job: Handed, fds: list[int], fence: Fence, processes: int, join: int = -1) -> None:
+def _child(job: SpawnPacket, fds: list[int], fence: FenceForm, processes: int, join: int = -1) -> None:
     """Put the streams in place and do the job's work, in the new process. Never returns."""
     code = 125
     try:
@@ -232,7 +232,7 @@ def _child(job: Handed, fds: list[int], fence: Fence, processes: int, join: int 
         os._exit(code)
 
 
-def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: int) -> int:
+def _work(handed: SpawnPacket, fds: list[int], fence: FenceForm, processes: int, join: int) -> int:
     job = _take(handed, fds)
     if join >= 0 and job["kind"] not in ("file", "connect"):  # ours, which run even for a guest at its limit
         os.write(join, b"0")
@@ -272,7 +272,7 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: in
     return runner.run(job, REPORT_FD)
 
 
-def _text(handed: Handed, fds: list[int]) -> str:
+def _text(handed: SpawnPacket, fds: list[int]) -> str:
     return handed["body"] if handed["body"] is not None else _read_all(fds[-1])
 
 
@@ -290,17 +290,17 @@ def _pass_numbers(text: str) -> None:
             return
 
 
-def _take(handed: Handed, fds: list[int]) -> Work:
+def _take(handed: SpawnPacket, fds: list[int]) -> ProcessWork:
     """Move the streams to their descriptors. Return the work."""
     text = _text(handed, fds)
     for target, fd in enumerate(fds[:3]):
         os.dup2(fd, target)
     os.dup2(fds[3], REPORT_FD, inheritable=False)
-    job: Work = fast_stdlib.loads(text)
+    job: ProcessWork = fast_stdlib.loads(text)
     return job
 
 
-def _further(job: Work) -> int:
+def _further(job: ProcessWork) -> int:
     """Return how many descriptors follow the report.
 
     A session reads the host's messages from one, and a copy has its memory in another.
@@ -308,7 +308,7 @@ def _further(job: Work) -> int:
     return int(job["kind"] == "session") + int(bool(job.get("image")))
 
 
-def _stays(job: Work) -> bool:
+def _stays(job: ProcessWork) -> bool:
     """Return whether guest code, or for bash our code that feeds bash, runs in this very process, without an exec."""
     if job["kind"] == "session" and job["language"] != "python":
         return job["language"] == "bash" and not job.get("fresh")
@@ -321,7 +321,7 @@ def _read_all(fd: int) -> str:
         return file.read()
 
 
-def _report(job: Work, stage: str, number: int | None) -> None:
+def _report(job: ProcessWork, stage: str, number: int | None) -> None:
     """Report why the job did not begin: by its line, or as the whole report where the job has no line."""
     if job["kind"] == "exec":
         os.write(REPORT_FD, fast_stdlib.dumps({"errno": number, "stage": stage}))
@@ -329,7 +329,7 @@ def _report(job: Work, stage: str, number: int | None) -> None:
         Line(REPORT_FD).send({"m": "failed", "stage": stage, "errno": number})
 
 
-def _leave_directory(job: Work) -> None:
+def _leave_directory(job: ProcessWork) -> None:
     try:
         os.chdir(str(job["cwd"]))
     except OSError as error:
@@ -337,7 +337,7 @@ def _leave_directory(job: Work) -> None:
         os._exit(125)
 
 
-def _exec(job: Work) -> int:
+def _exec(job: ProcessWork) -> int:
     """Execute the program, which is looked up in the guest's PATH. Returns only on failure."""
     argv: list[str] = job["argv"]
     env: dict[str, str] = job["env"]

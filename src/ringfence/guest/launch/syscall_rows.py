@@ -128,7 +128,7 @@ class Slot:
 Argument = object  # int, bytes or a room (their address goes), a Hole or a Slot
 
 
-class Program:
+class RowProgram:
     """Rows, and what Python does between them. Written once, then filled and run as often as wanted."""
 
     def __init__(self, used: Routine | None) -> None:
@@ -330,7 +330,7 @@ _NONE = _LAST_FD - 1  # a range that holds nothing
 class Closing:
     """The rows that close every descriptor which a clone inherited, except `count` and the standard streams."""
 
-    def __init__(self, program: Program, name: str, count: int) -> None:
+    def __init__(self, program: RowProgram, name: str, count: int) -> None:
         self._program = program
         self._names = [f"{name}{number}" for number in range(count + 1)]
         for hole in self._names:

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
 
-    from ringfence.guest.guestd.protocols import Hello, Template
+    from ringfence.guest.guestd.protocols import Hello, TemplateForm
 
 
 CONTROL_FD = 3
@@ -57,7 +57,7 @@ def main() -> None:
     if not data:
         os._exit(0)  # begun ahead of time, and not needed
     hello: Hello = fast_stdlib.loads(data)
-    interpreter = forker.Interpreter(preloaded=bool(hello["preload"]))
+    interpreter = forker.ZygoteInterpreter(preloaded=bool(hello["preload"]))
     answer = fast_stdlib.dumps(_preload(hello))
     try:
         control.send(answer)
@@ -94,7 +94,7 @@ def _load_rest() -> None:
     exec_commands.prepare()
 
 
-def _warm_up(interpreter: forker.Interpreter) -> None:
+def _warm_up(interpreter: forker.ZygoteInterpreter) -> None:
     """Import what most programs import: 14 ms that the library's first template does not wait for."""
     for name in ("threading", "traceback", "linecache", "json", "ctypes"):
         __import__(name)
@@ -103,7 +103,7 @@ def _warm_up(interpreter: forker.Interpreter) -> None:
     interpreter.warm = True
 
 
-def _serve(control: socket, interpreter: forker.Interpreter, *, cold: bool) -> bool:
+def _serve(control: socket, interpreter: forker.ZygoteInterpreter, *, cold: bool) -> bool:
     """Serve requests until the library says goodbye (True) or is gone without a word (False).
 
     `cold`: warm up in a quiet moment after the first request.
@@ -137,7 +137,9 @@ def _receive(control: socket) -> tuple[bytes, list[int]]:
         return b"", []
 
 
-def _begin_monitor(control: socket, request: Template, fds: list[int], interpreter: forker.Interpreter) -> None:
+def _begin_monitor(
+    control: socket, request: TemplateForm, fds: list[int], interpreter: forker.ZygoteInterpreter
+) -> None:
     """Fork the monitor of a view."""
     if os.fork() == 0:
         os.dup2(fds[0], CONTROL_FD, inheritable=False)

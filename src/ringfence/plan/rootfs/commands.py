@@ -185,7 +185,7 @@ _BUNDLES = (
 
 
 @final
-class Program(Struct):
+class ShownProgram(Struct):
     """A named program and all that it brings. Paths are the host's; the guest sees the same paths."""
 
     name: str
@@ -201,7 +201,7 @@ class Program(Struct):
 class Closure(Struct):
     """All named programs with what they bring."""
 
-    programs: tuple[Program, ...]
+    programs: tuple[ShownProgram, ...]
     python: bool  # the interpreter itself is among them
 
     @property
@@ -237,7 +237,7 @@ def closure(names: tuple[str, ...], interpreter: Interpreter) -> Closure:
 
     Costs a few milliseconds for each program that is not a plain binary; meant to be done once for a policy.
     """
-    finder = _Finder(interpreter)
+    finder = _LibraryFinder(interpreter)
     for index, name in enumerate(names):
         if finder.find(name) is None:
             raise _unknown(name, index, finder)
@@ -282,7 +282,7 @@ def _listed(path: str) -> list[str]:
         return []
 
 
-def _unknown(name: str, index: int, finder: _Finder) -> PolicyError:
+def _unknown(name: str, index: int, finder: _LibraryFinder) -> PolicyError:
     from ringfence.text import nearest
 
     near = nearest(name, finder.all_names())
@@ -293,13 +293,13 @@ def _unknown(name: str, index: int, finder: _Finder) -> PolicyError:
     )
 
 
-class _Finder:
+class _LibraryFinder:
     """Collects programs by name, each once."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
         self.path = (*interpreter.programs, *PROGRAM_DIRECTORIES)
-        self.programs: dict[str, Program] = {}
+        self.programs: dict[str, ShownProgram] = {}
         self.python = False
         self._cache: dict[str, str] | None = None
 
@@ -331,7 +331,7 @@ class _Finder:
         self._scripted(real, parts, started)
         self._bundled(real, parts)
         self._known(name, real, parts, started)
-        self.programs[name] = Program(
+        self.programs[name] = ShownProgram(
             name=name,
             path=path,
             files=tuple(dict.fromkeys((real, *parts.files))),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ringfence.plan.model import Bind, Device, File, Folder, Hide, Link
+from ringfence.plan.model import Bind, Device, File, Folder, Hide, SymbolicLink
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
 from ringfence.shared.paths import is_within
 from ringfence.values import Struct, final, replace
@@ -116,7 +116,7 @@ def view(
     base = _whole_system() if policy.commands == "any" else _listed_programs(policy.commands, interpreter)
     etc = _etc()
     roots = base.roots or interpreter.roots
-    links = [Link(*link) for link in _LINKS if not any(is_within(one, f"/{link[1]}") for one in roots)]
+    links = [SymbolicLink(*link) for link in _LINKS if not any(is_within(one, f"/{link[1]}") for one in roots)]
     around = Surroundings(
         interpreter=replace(interpreter, roots=roots),
         system=tuple((f"/{op.target}", op.source) for op in (*base.ops, *etc) if isinstance(op, Bind)),
@@ -176,12 +176,12 @@ def _listed_programs(names: tuple[str, ...], interpreter: Interpreter) -> _Base:
     ops += [Bind(path, path[1:]) for path in sorted(whole, key=lambda path: (path.count("/"), path))]
     present = (*whole, *roots, "/etc/alternatives", *(f"/{op.target}" for op in _beside_usr()))
     ops += [Bind(path, path[1:]) for path in named.files if not _in_any(path, present)]
-    ops += [Link(text, link[1:]) for link, text in named.links if not _in_any(link, present)]
+    ops += [SymbolicLink(text, link[1:]) for link, text in named.links if not _in_any(link, present)]
     return _Base(ops=tuple(ops), lines=named.explain_lines(), roots=roots)
 
 
-def _beside_usr() -> list[Link]:
-    return [Link(os.readlink(f"/{name}"), name) for name in _MERGED if os.path.islink(f"/{name}")]
+def _beside_usr() -> list[SymbolicLink]:
+    return [SymbolicLink(os.readlink(f"/{name}"), name) for name in _MERGED if os.path.islink(f"/{name}")]
 
 
 def _is_directory(path: str) -> bool:
@@ -205,7 +205,7 @@ def _is_private(op: Op) -> bool:
 
 def _guest_links(system: tuple[Op, ...]) -> tuple[tuple[str, str], ...]:
     """Return the links in the guest's root that a mount's target may go through, and where each leads."""
-    return tuple((f"/{op.target}", rooted(op.text)) for op in system if isinstance(op, Link))
+    return tuple((f"/{op.target}", rooted(op.text)) for op in system if isinstance(op, SymbolicLink))
 
 
 def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
@@ -233,13 +233,13 @@ def device_ops() -> list[Op]:
     """Return the operations that make the /dev of every sandbox."""
     folders = [Folder("dev/shm"), Folder("dev/pts")]
     devices = [Device(name) for name in _DEVICES]
-    return [*folders, *devices, *(Link(text, target) for text, target in _DEVICE_LINKS)]
+    return [*folders, *devices, *(SymbolicLink(text, target) for text, target in _DEVICE_LINKS)]
 
 
 def _etc() -> list[Op]:
     ops: list[Op] = [File(target, text) for target, text in _FILES]
     if os.path.exists("/usr/share/zoneinfo/UTC"):
-        ops.append(Link("/usr/share/zoneinfo/UTC", "etc/localtime"))
+        ops.append(SymbolicLink("/usr/share/zoneinfo/UTC", "etc/localtime"))
     for name in (*_ETC, *(name for name in _listed("/etc") if name.startswith(_ETC_FAMILIES))):
         source = f"/etc/{name}"
         if os.path.islink(source):
@@ -247,7 +247,7 @@ def _etc() -> list[Op]:
         if not os.path.exists(source):
             continue
         if is_within(source, "/usr"):
-            ops.append(Link(source, f"etc/{name}"))
+            ops.append(SymbolicLink(source, f"etc/{name}"))
         elif is_within(source, "/etc"):
             ops.append(Bind(source, f"etc/{name}"))
     return ops

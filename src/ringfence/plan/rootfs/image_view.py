@@ -11,7 +11,7 @@ import os
 import stat
 
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
-from ringfence.plan.model import Bind, Folder, Link
+from ringfence.plan.model import Bind, Folder, SymbolicLink
 from ringfence.plan.rootfs.host_view import SYSTEM_PATH, View, device_ops
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
 from ringfence.shared.paths import is_within
@@ -145,7 +145,7 @@ class _Exposed:
             if inside in self._above:
                 self._open(inside, mode, depth)
             elif stat.S_ISLNK(mode):
-                self.ops.append(Link(os.readlink(f"{self._root.tree}/{inside}"), inside))
+                self.ops.append(SymbolicLink(os.readlink(f"{self._root.tree}/{inside}"), inside))
             elif stat.S_ISDIR(mode) or stat.S_ISREG(mode):
                 self.ops.append(Bind(f"{self._root.tree}/{inside}", inside))
 

@@ -130,7 +130,7 @@ _KERNEL_TYPES = frozenset(
 
 
 @final
-class Entry(Struct):
+class ShownPath(Struct):
     """A host path to be shown. `index` is the mount's place in the policy; None for a path of the interpreter."""
 
     source: str
@@ -180,7 +180,7 @@ def place(mounts: tuple[Mount, ...], around: Surroundings) -> Placed:
             key="mounts",
             fix="mount a folder that holds them, with `hide` for the rest",
         )
-    entries: list[Entry] = []
+    entries: list[ShownPath] = []
     for index, mount in enumerate(mounts):
         entry = _entry(index, mount, around)
         for other in entries:
@@ -199,7 +199,7 @@ def place(mounts: tuple[Mount, ...], around: Surroundings) -> Placed:
 # ── one mount ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _entry(index: int, mount: Mount, around: Surroundings) -> Entry:
+def _entry(index: int, mount: Mount, around: Surroundings) -> ShownPath:
     named = os.path.abspath(os.fspath(mount.source))
     source, info = _source(named, index)
     _check_type(info.st_mode, named, index, mount)
@@ -214,7 +214,7 @@ def _entry(index: int, mount: Mount, around: Surroundings) -> Entry:
                 key=f"mounts[{index}].target",
                 fix=f'"{target}/{os.path.basename(source)}"',
             )
-    return Entry(
+    return ShownPath(
         source=source,
         target=target,
         mode=mount.mode,
@@ -449,14 +449,14 @@ def mounts_of_host() -> list[tuple[str, str]]:
 # ── together with the interpreter ────────────────────────────────────────────────────────────────
 
 
-def _with_interpreter(entries: list[Entry], around: Surroundings) -> list[Entry]:
+def _with_interpreter(entries: list[ShownPath], around: Surroundings) -> list[ShownPath]:
     """Return `entries` with the interpreter's directories added.
 
     Inside a writable mount these directories are made read-only: the caller's own Python would run what a guest writes
     there.
     """
     held: dict[int, list[str]] = {}
-    added: list[Entry] = []
+    added: list[ShownPath] = []
     for root in around.interpreter.roots if around.shows_python else ():
         cover = _cover(root, entries)
         if cover is None:
@@ -478,22 +478,22 @@ def _with_interpreter(entries: list[Entry], around: Surroundings) -> list[Entry]
     return entries + added
 
 
-def _interpreter_entry(root: str, around: Surroundings) -> Entry:
+def _interpreter_entry(root: str, around: Surroundings) -> ShownPath:
     source = os.path.realpath(root)
     idmap = around.uid == 0 and closed_to_others(source)
-    return Entry(source=source, target=root, mode="ro", directory=os.path.isdir(source), idmap=idmap, index=None)
+    return ShownPath(source=source, target=root, mode="ro", directory=os.path.isdir(source), idmap=idmap, index=None)
 
 
 def _own_package() -> str:
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def _cover(path: str, entries: list[Entry]) -> Entry | None:
+def _cover(path: str, entries: list[ShownPath]) -> ShownPath | None:
     around = [entry for entry in entries if is_within(path, entry.target)]
     return max(around, key=lambda entry: len(entry.target), default=None)
 
 
-def _behind(entry: Entry, path: str) -> str:
+def _behind(entry: ShownPath, path: str) -> str:
     """Return the host path that `entry` shows at `path` inside."""
     return entry.source + path[len(entry.target) :]
 
@@ -508,12 +508,12 @@ def _same_file(one: str, other: str) -> bool:
 # ── operations ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _operations(entries: list[Entry], around: Surroundings) -> Placed:
+def _operations(entries: list[ShownPath], around: Surroundings) -> Placed:
     template: list[Op] = []
     box: list[Op] = []
     protected: list[Protected] = []
     shown: list[str] = []
-    in_box: list[Entry] = []
+    in_box: list[ShownPath] = []
     for entry in entries:
         above = _cover(entry.target, [other for other in entries if other.target != entry.target])
         private = any(is_within(entry.target, path) for path in PRIVATE)
@@ -533,7 +533,7 @@ def _operations(entries: list[Entry], around: Surroundings) -> Placed:
     return Placed(template=tuple(template), box=tuple(box), protected=tuple(protected), shown=tuple(shown))
 
 
-def _mount(entry: Entry, without: tuple[str, ...]) -> Op:
+def _mount(entry: ShownPath, without: tuple[str, ...]) -> Op:
     target = entry.target[1:]
     if entry.mode == "copy" or without:
         read_only = entry.mode != "copy"
@@ -541,7 +541,7 @@ def _mount(entry: Entry, without: tuple[str, ...]) -> Op:
     return Bind(entry.source, target, entry.mode == "rw", entry.idmap, inode=entry.inode)
 
 
-def _inside(entry: Entry, *, covers: bool) -> tuple[list[Op], list[Protected]]:
+def _inside(entry: ShownPath, *, covers: bool) -> tuple[list[Op], list[Protected]]:
     writable = entry.mode == "rw" and entry.directory
     hidden = (
         covered(entry.source, entry.target, entry.hide, writable=writable, key=_key(entry, "hide")) if covers else ()
@@ -556,7 +556,7 @@ def _inside(entry: Entry, *, covers: bool) -> tuple[list[Op], list[Protected]]:
     return ops, [*held, *hidden]
 
 
-def _absent(entry: Entry) -> tuple[str, ...] | None:
+def _absent(entry: ShownPath) -> tuple[str, ...] | None:
     """Return the names below the source that a layer takes away; None where `hide` has to cover the files instead.
 
     A layer would not write through. Of a mount below the source, a layer would show the folder that the mount covers.
@@ -575,7 +575,7 @@ def _absent(entry: Entry) -> tuple[str, ...] | None:
     return names
 
 
-def _key(entry: Entry, field: str) -> str:
+def _key(entry: ShownPath, field: str) -> str:
     return f"mounts[{entry.index}].{field}"
 
 
@@ -587,7 +587,7 @@ def _bound_already(target: str, around: Surroundings) -> str | None:
     return None
 
 
-def _check_mount_point(entry: Entry, above: Entry | None, around: Surroundings) -> None:
+def _check_mount_point(entry: ShownPath, above: ShownPath | None, around: Surroundings) -> None:
     """Refuse a target inside another mount unless a file or folder of the same kind exists there, and no link.
 
     To make the target would change the host, and a link leads elsewhere.
@@ -606,11 +606,11 @@ def _check_mount_point(entry: Entry, above: Entry | None, around: Surroundings) 
     )
 
 
-def _kind(entry: Entry) -> str:
+def _kind(entry: ShownPath) -> str:
     return "folder" if entry.directory else "file"
 
 
-def _lines(entry: Entry, held: list[Protected], without: tuple[str, ...]) -> list[str]:
+def _lines(entry: ShownPath, held: list[Protected], without: tuple[str, ...]) -> list[str]:
     words = {"ro": "read-only", "rw": "writable", "copy": "a copy; the host's files stay as they are"}
     owner = "" if entry.index is not None else ", for Python"
     place = entry.target if entry.target == entry.source else f"{entry.target} (the host's {entry.source})"
