@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from ringfence import UnsupportedError
+from ringfence import Policy, UnsupportedError
+from ringfence.backends import Gvisor
+from ringfence.backends.auto import find_image
 from ringfence.backends.gvisor import runsc
 from ringfence.host import programs
 
@@ -44,6 +47,14 @@ def test_one_that_hangs_is_given_up_after_its_deadline_and_the_next_is_taken(fou
     _write(found, "exit 0")
     assert programs.look_up("runsc").passed_over == ()
     assert runsc.find() == runsc.Runsc(str(found), "fake-1", "ptrace")
+
+
+def test_facts_and_a_plan_start_no_program(found: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(found, "exit 0")
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    gvisor = Gvisor()
+    plan = gvisor.plan(Policy(), find_image("host"), gvisor.facts())
+    assert plan.enforcement.syscalls.mechanism == "gVisor: a kernel of its own in user space"
 
 
 def test_where_none_answers_the_error_says_what_each_said(found: Path) -> None:
@@ -83,7 +94,7 @@ def test_two_threads_that_write_the_note_at_once_do_not_take_each_others(
 def test_a_probe_of_the_real_runsc_leaves_the_hosts_null_device_as_it_is() -> None:
     """runsc gives its standard streams to the user inside."""
     before = os.stat(os.devnull)
-    path = runsc.installed().path
+    path = runsc.installed()
     assert runsc._probe(path, "ptrace") is None
     after = os.stat(os.devnull)
     assert (after.st_uid, after.st_gid, after.st_ctime_ns) == (before.st_uid, before.st_gid, before.st_ctime_ns)

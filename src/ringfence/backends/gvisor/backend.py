@@ -55,7 +55,7 @@ class GvisorFacts(Struct):
     """The facts of this host that the gVisor backend plans with."""
 
     host: HostFacts
-    version: str  # of runsc
+    runsc: str  # the path of the program
 
 
 @final
@@ -74,7 +74,7 @@ class Gvisor(Struct):
 
     def facts(self) -> GvisorFacts:
         """Return what this host can do. The first launch tries which platform works."""
-        return GvisorFacts(facts_with(_tree_for_facts()), runsc.installed().version)
+        return GvisorFacts(facts_with(_tree_for_facts()), runsc.installed())
 
     def plan(self, policy: Policy, image: FoundImage, facts: GvisorFacts) -> LinuxPlan:
         """Return what a launch would do. Raises PolicyError or UnsupportedError for what cannot be kept here."""
@@ -86,7 +86,7 @@ class Gvisor(Struct):
                 missing=[Missing("gvisor", "root, for a writable mount", 'backend="process"')],
             )
         check_pause(policy, facts.host)
-        return with_enforcement(self.name, plan, _enforcement(plan, facts))
+        return with_enforcement(self.name, plan, _enforcement(plan, "gVisor"))
 
     def launch(self, plan: LinuxPlan, *, controls: Controls = ALL_ON) -> EngineBox:
         """Start a sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
@@ -94,7 +94,8 @@ class Gvisor(Struct):
         found = runsc.find(self.platform)
 
         # The caller's Python runs guestd there: a second interpreter would double the time of a start.
-        return guarded(made, lambda: _start(made, found, plan.enforcement, controls), starts_python_anew=made.foreign)
+        enforcement = _enforcement(plan, f"gVisor {found.version}")
+        return guarded(made, lambda: _start(made, found, enforcement, controls), starts_python_anew=made.foreign)
 
     def doctor(self) -> BackendReport:
         """Look for runsc and run a sandbox. Takes a second or two where no platform is known to work."""
@@ -103,9 +104,9 @@ class Gvisor(Struct):
         return examine_gvisor()
 
 
-def _enforcement(plan: LinuxPlan, facts: GvisorFacts) -> Enforcement:
-    kernel = f"gVisor {facts.version}"
-    if plan.policy.strict and facts.host.as_root:
+def _enforcement(plan: LinuxPlan, kernel: str) -> Enforcement:
+    """Return what enforces each promise. `kernel`: the words for gVisor, with its version once a launch has asked."""
+    if plan.policy.strict and plan.as_root:
         disk = Control(f"{kernel}: tmpfs of the host, size and inodes", "full")
     else:
         how = "bytes; files are counted where the policy is strict, as root"

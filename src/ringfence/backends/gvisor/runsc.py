@@ -39,19 +39,8 @@ def find(platform: str | None = None) -> Runsc:
     return known
 
 
-@final
-class Installed(Struct):
-    """A runsc that may be used. Not known yet: whether it runs something here."""
-
-    path: str
-    version: str
-
-
-_versions: dict[tuple[str, int], str] = {}  # by path and time of change
-
-
-def installed() -> Installed:
-    """Return the runsc of this host. Raises UnsupportedError where no runsc may be used."""
+def installed() -> str:
+    """Return the path of this host's runsc, which is not started. Raises UnsupportedError where none may be used."""
     found = programs.look_up("runsc")
     if found.path is None:
         raise UnsupportedError(
@@ -59,15 +48,12 @@ def installed() -> Installed:
             code="gvisor-missing",
             missing=[Missing("gvisor", "runsc", "apt-get install runsc")],
         )
-    key = (found.path, os.stat(found.path).st_mtime_ns)
-    if key not in _versions:
-        _versions[key] = _version(found.path)
-    return Installed(found.path, _versions[key])
+    return found.path
 
 
 def _find(platform: str | None) -> Runsc:
-    here = installed()
-    path, version = here.path, here.version
+    path = installed()
+    version = _version(path)
     known = _remembered(path, version)
     tried = []
     for name in PLATFORMS if platform is None else (platform,):
