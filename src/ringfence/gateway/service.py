@@ -111,7 +111,7 @@ class GatewayService:
         if secrets:
             from ringfence.gateway.secrets.vault import leave_no_core
 
-            leave_no_core()  # before a value is read
+            leave_no_core()  # before a value is kept
         twin = twin_of if isinstance(twin_of, Made) else None
         registration = Made(self, network, secrets, listeners, twin, relay=relay)
         with self._lock:
