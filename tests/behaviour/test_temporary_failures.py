@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -163,6 +164,18 @@ def test_a_start_that_took_its_whole_time_is_not_tried_again(
     assert (len(tries), no_engine) == (1, [])
 
 
+class NamedBox:
+    """A box that has every part of the contract and a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.channel, other = socket.socketpair()
+        other.close()
+
+    def __getattr__(self, part: str) -> object:
+        return None
+
+
 class Failing:
     """A backend that raises the given errors in its first launches, in order, and then succeeds."""
 
@@ -176,11 +189,11 @@ class Failing:
     def plan(self, *_: object) -> SandboxPlan:
         return SandboxPlan(Policy(), FoundImage(Image()), None)  # type: ignore[arg-type]  # nothing looks at it
 
-    def launch(self, _: object, *, controls: object) -> str:
+    def launch(self, _: object, *, controls: object) -> NamedBox:
         del controls
         if self.errors:
             raise self.errors.pop(0)
-        return f"a box of {self.name}'s"
+        return NamedBox(f"a box of {self.name}'s")
 
     def doctor(self) -> BackendReport:
         raise AssertionError
@@ -195,7 +208,9 @@ def test_an_engine_that_fails_twice_is_the_answer_and_one_that_is_gone_by_then_i
         backends = (first, Failing("second", [*errors]), Failing("third", []))
         launcher = auto.Launcher(backends, Policy(), FoundImage(Image()), chooses=True)  # type: ignore[arg-type]  # stand-ins
         try:
-            outcomes.append(str(launcher.launch()))
+            box = launcher.launch()
+            box.channel.close()
+            outcomes.append(box.name)  # type: ignore[attr-defined]  # a NamedBox
         except SandboxLostError as error:
             outcomes.append(str(error))
     assert outcomes == ["a box of second's", "a box of third's", "made no container"]

@@ -4,12 +4,12 @@ from ringfence import images
 from ringfence.errors import ImageError
 from ringfence.images import make as making
 making._RESERVE = 32 << 20
-lowest, remove = [], making.Making.__exit__
+lowest, remove = [], making.ImageWorkplace.__exit__
 def leaving(self, *how):
     found = os.statvfs(self.scratch)
     lowest.append(found.f_bavail * found.f_frsize)
     return remove(self, *how)
-making.Making.__exit__ = leaving
+making.ImageWorkplace.__exit__ = leaving
 try:
     images.import_image("one", sys.argv[1])
 except ImageError as error:

@@ -54,7 +54,7 @@ def check_packages() -> None:
     missing = [name for name in _PACKAGES if not import_path.is_installed(name)]
     if missing:
         raise UnsupportedError(
-            f"secrets, methods and paths need the gateway to read requests, which needs {', '.join(missing)}",
+            f"secrets, methods and paths make the gateway read requests: {', '.join(missing)} is not installed",
             code="network-packages",
             missing=[Missing("process", name, "pip install 'ringfence-sandbox[network]'") for name in missing],
         )
