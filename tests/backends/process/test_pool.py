@@ -70,3 +70,19 @@ def test_a_plan_that_counts_on_a_cgroup_starts_nothing_without_one() -> None:
     assert made.enforcement.memory.level == "full"
     with pytest.raises(SandboxError, match="counts on a cgroup"):
         start(Process(), made)
+
+
+def test_a_shelf_that_was_dropped_before_its_refill_gets_no_spares() -> None:
+    ringfence.run("1")
+    one = next(iter(pool._pools.values()))
+    made = Process().plan(Policy(limits=Limits(processes=77)), find_image("host"), Process().facts())
+    with one._lock:
+        shelf, _ = one._shelf(made)
+        shelf.wanted = 1
+        del one._shelves[id(made)]
+    one._refill(shelf)
+    kept, boxes = list(shelf.spares), [box for box in one._boxes if box.plan is made]
+    for box in boxes:
+        box.close()
+        box.wait_destroyed(5)
+    assert (kept, boxes) == ([], [])

@@ -510,7 +510,7 @@ class Pool:
 
     def _refill(self, shelf: SpareShelf) -> None:
         shelf.refill_after_s = _REFILL_AFTER_S
-        while not self._closed and len(shelf.spares) < shelf.wanted:
+        while self._is_kept(shelf) and len(shelf.spares) < shelf.wanted:
             try:
                 spare = self._start(shelf.plan, self._templates.grown(shelf.plan), waits=True)
             except (RingfenceError, OSError):
@@ -521,9 +521,14 @@ class Pool:
 
     def _shelve(self, shelf: SpareShelf, spare: ProcessBox) -> bool:
         with self._lock:
-            if not self._closed:
+            is_kept = self._is_kept(shelf)
+            if is_kept:
                 shelf.spares.append(spare)
-            return not self._closed
+            return is_kept
+
+    def _is_kept(self, shelf: SpareShelf) -> bool:
+        """Return whether spares of this shelf are used: it may have been dropped since its refill was asked for."""
+        return not self._closed and self._shelves.get(id(shelf.plan)) is shelf
 
     def _drop_idle_spares(self) -> None:
         limit = time.monotonic() - _SPARE_IDLE_S
