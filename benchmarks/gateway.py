@@ -109,7 +109,7 @@ def small_requests(count: int) -> list[Row]:
     name = "small requests per second / tinyproxy"
     program = shutil.which("tinyproxy")
     if program is None:
-        return [Row(name, 0.5, at_least=True, notes=("tinyproxy is not installed",))]
+        return [Row(name, 0.4, at_least=True, notes=("tinyproxy is not installed",))]
     with _serving("http") as port, _tinyproxy(program) as proxy, _sandbox(_policy(port, host="127.0.0.1")) as box:
         ours, theirs = alternate(
             _ROUNDS,
@@ -118,7 +118,7 @@ def small_requests(count: int) -> list[Row]:
             warm_up=1,
         )
     rates = [f"{count / each.p50:.0f} /s" for each in (ours, theirs)]
-    return [Row(name, 0.5, theirs.p50 / ours.p50, None, True, TIMES, rates[0], f"tinyproxy: {rates[1]}")]
+    return [Row(name, 0.4, theirs.p50 / ours.p50, None, True, TIMES, rates[0], f"tinyproxy: {rates[1]}")]
 
 
 @contextlib.contextmanager
