@@ -201,19 +201,23 @@ class EngineBox:
         if self._closed:
             return
         self._closed = True
-        self._wall.kill()
-        if self.outlet is not None:
-            self.outlet.close()
-        threading.Thread(target=self._destroy, name="ringfence-remove", daemon=True).start()
+        try:
+            self._wall.kill()
+            if self.outlet is not None:
+                self.outlet.close()
+        finally:  # even when one of them fails or the caller is interrupted: `close` does nothing the next time
+            threading.Thread(target=self._destroy, name="ringfence-remove", daemon=True).start()
 
     def _destroy(self) -> None:
         try:
             self.channel.close()
             self._wall.remove()
-            for act in self.on_destroyed:
-                act()
         finally:
-            self._destroyed.set()
+            try:
+                for act in self.on_destroyed:
+                    act()
+            finally:
+                self._destroyed.set()
 
     def after_fork(self) -> None:
         """Close this copy of the channel in a forked child of the library, which must not keep the sandbox alive."""

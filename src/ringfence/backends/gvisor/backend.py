@@ -148,7 +148,7 @@ class GvisorWall:
             *runsc.rootless(),
             *("run", f"--bundle={self._folder}", self._id),
         ]
-        with theirs:
+        try:
             self._process = subprocess.Popen(
                 command,
                 stdin=theirs.fileno(),
@@ -162,8 +162,13 @@ class GvisorWall:
                 pass_fds=joins,
                 start_new_session=True,
             )
-        for fd in joins:
-            os.close(fd)
+        except BaseException:  # no process left, or no memory
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            for fd in joins:
+                os.close(fd)
         return ours
 
     def said(self) -> str:
@@ -207,15 +212,22 @@ class GvisorWall:
         self._errors.close()
 
     def remove(self) -> None:
-        if self._process is not None:
-            try:
-                self._process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-        self._errors.close()
-        if self._group is not None:
-            self._group.remove()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            self._end_process()
+        finally:
+            self._errors.close()
+            if self._group is not None:
+                self._group.remove()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_process(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_END_S)
 
 
 _lock = threading.Lock()
