@@ -54,7 +54,7 @@ def walled(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_all_328_have_the_same_verdicts_behind_a_wall(humaneval: ModuleType, walled: str) -> None:
+def test_all_328_have_the_same_verdicts_on_every_engine(humaneval: ModuleType, walled: str) -> None:
     backend = DECLARED[walled].backend()
     right = humaneval.solve_in_sessions(humaneval.problems(), humaneval.reference, 2, backend)
     assert (len(right), {answer.result.backend for answer in right}) == (164, {backend.name})

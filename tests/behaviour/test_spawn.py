@@ -37,6 +37,7 @@ def test_a_process_whose_first_thread_has_ended_is_killed_with_its_tree(box: San
 IN_FLIGHT = read_program("behaviour/spawn_in_flight.py")
 
 
+@pytest.mark.everywhere(gvisor="it counts no descriptors in flight")
 def test_a_command_that_is_refused_did_not_run() -> None:
     """The guest has sent as many descriptors as permitted: the descriptors of a new process cannot be passed."""
     with Sandbox() as box:

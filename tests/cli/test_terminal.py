@@ -73,6 +73,8 @@ class Screen:
             return bool(pid)
 
         self._look(ended, "it did not end")
+        while select.select([self.master], [], [], 0)[0]:  # what it wrote last
+            self.seen += os.read(self.master, 65536)
         self.pid = 0
         assert termios.tcgetattr(self.slave) == self.before
         self.seen = weaker.without(self.seen.decode("latin-1")).encode("latin-1")

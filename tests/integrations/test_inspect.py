@@ -93,7 +93,7 @@ def walled(request: pytest.FixtureRequest) -> Iterator[RingfenceConfig]:
         yield config
 
 
-def test_every_check_of_inspects_holds_behind_a_wall(walled: RingfenceConfig) -> None:
+def test_every_check_of_inspects_holds_on_every_engine(walled: RingfenceConfig) -> None:
     """Every check runs in its own sandbox; a few run at once, because the slow checks only wait."""
     failed: dict[str, BaseException] = {}
 

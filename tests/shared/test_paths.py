@@ -18,6 +18,9 @@ from ringfence.shared.paths import is_below, is_within
         ("/", "/", True, False),
         ("a/b", "a", True, True),
         ("ab", "a", False, False),
+        ("/a/", "/a", True, False),
+        ("/a", "/a/", True, False),
+        ("/a/b/", "/a/", True, True),
     ],
 )
 def test_a_folder_holds_itself_and_what_is_below(path: str, folder: str, *, within: bool, below: bool) -> None:

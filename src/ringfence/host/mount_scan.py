@@ -32,7 +32,7 @@ _DEPTH = 64
 _REPORTED = 100  # of each code, so that many findings of one code hide none of another
 _PLACES = 1000  # so many places outside the mount that links lead to
 _STEPS = 40  # links on the way of a link, as many as the kernel follows
-_TICK_NS = 20_000_000  # file times come from a clock that is up to one tick behind
+_FILE_CLOCK = 5  # CLOCK_REALTIME_COARSE, from which file times come: on a busy host it is many milliseconds behind
 _GIT_NAMES = frozenset(("config", "config.worktree", "commondir", "hooks"))
 _GIT_SKIPPED = frozenset(("objects", "refs", "logs"))  # git runs nothing from there
 # Errors that opening a folder may give: gone, no folder any more, or unreadable, which is reported if it is new.
@@ -65,7 +65,7 @@ class Before(Struct):
 def snapshot_before(root: str) -> Before:
     """Return the moment to compare with, before the sandbox starts. Costs one call, however large the folder."""
     del root  # one clock for all local file systems
-    return Before(at_ns=time.time_ns() - _TICK_NS)
+    return Before(at_ns=time.clock_gettime_ns(_FILE_CLOCK))
 
 
 def end_scan(

@@ -98,7 +98,7 @@ def host_config(
         network_mode="none",
         read_only=True,
         tmpfs={path: options for path, options in disks.with_shared(shm).items() if path not in taken},
-        mounts=[*shown, *disks.mounts],
+        mounts=[*shown, *(mount for mount in disks.mounts if mount["Target"] not in taken)],
         shm_size=shm,
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],

@@ -86,7 +86,7 @@ class Gvisor(Struct):
                 missing=[Missing("gvisor", "root, for a writable mount", 'backend="process"')],
             )
         check_pause(policy, facts.host)
-        return with_enforcement(self.name, plan, _enforcement(plan, "gVisor"))
+        return with_enforcement(self.name, plan, _enforcement(plan))
 
     def launch(self, plan: LinuxPlan, *, controls: Controls = ALL_ON) -> EngineBox:
         """Start a sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
@@ -94,8 +94,7 @@ class Gvisor(Struct):
         found = runsc.find(self.platform)
 
         # The caller's Python runs guestd there: a second interpreter would double the time of a start.
-        enforcement = _enforcement(plan, f"gVisor {found.version}")
-        return guarded(made, lambda: _start(made, found, enforcement, controls), starts_python_anew=made.foreign)
+        return guarded(made, lambda: _start(made, found, plan.enforcement, controls), starts_python_anew=made.foreign)
 
     def doctor(self) -> BackendReport:
         """Look for runsc and run a sandbox. Takes a second or two where no platform is known to work."""
@@ -104,20 +103,19 @@ class Gvisor(Struct):
         return examine_gvisor()
 
 
-def _enforcement(plan: LinuxPlan, kernel: str) -> Enforcement:
-    """Return what enforces each promise. `kernel`: the words for gVisor, with its version once a launch has asked."""
+def _enforcement(plan: LinuxPlan) -> Enforcement:
     if plan.policy.strict and plan.as_root:
-        disk = Control(f"{kernel}: tmpfs of the host, size and inodes", "full")
+        disk = Control("gVisor: tmpfs of the host, size and inodes", "full")
     else:
         how = "bytes; files are counted where the policy is strict, as root"
-        disk = Control(f"{kernel}: size of its file systems", "weaker", how)
+        disk = Control("gVisor: size of its file systems", "weaker", how)
     return replace(
         plan.enforcement,
-        files=Control(f"{kernel}: gofer limited to the image, read-only root", "full"),
-        network=network_control(f"{kernel}: no network stack but loopback", plan),
-        processes=Control(f"{kernel}: its pids controller", "full"),
-        syscalls=Control(f"{kernel}: a kernel of its own in user space", "full"),
-        privileges=Control(f"{kernel}: uid 1000, no capabilities, no_new_privs", "full"),
+        files=Control("gVisor: gofer limited to the image, read-only root", "full"),
+        network=network_control("gVisor: no network stack but loopback", plan),
+        processes=Control("gVisor: its pids controller", "full"),
+        syscalls=Control("gVisor: a kernel of its own in user space", "full"),
+        privileges=Control("gVisor: uid 1000, no capabilities, no_new_privs", "full"),
         time=Control("clock of guestd inside, and of the host behind it", "full"),
         disk=disk,
     )

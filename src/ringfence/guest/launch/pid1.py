@@ -120,7 +120,7 @@ class Pid1Rows:
         if mapped:
             what = f"unshare {syscalls.CLONE_NEWUSER:#x}"
             _call(program, what, syscalls.NR_UNSHARE, syscalls.CLONE_NEWUSER)
-        _call(program, "tell the forker", _NR_SENDTO, Hole(SOCK), b"unshared", 8, 0, 0, 0)
+        _call(program, "report to the forker", _NR_SENDTO, Hole(SOCK), b"unshared", 8, 0, 0, 0)
         program.call(_NR_RECVFROM, Hole(SOCK), room(16), 16, 0, 0, 0, what="hear the forker", least=1)
         write_become(program, mapped=mapped)
 
@@ -199,7 +199,7 @@ def write_streams(program: RowProgram, sock: object, number: int) -> None:
 def _write_ready(program: RowProgram, opened: list[int]) -> None:
     """Write a message to the forker that PID 1 is ready, with the namespaces that were opened."""
     if not opened:
-        _call(program, "tell the forker", _NR_SENDTO, 3, b"ready", 5, 0, 0, 0)
+        _call(program, "report to the forker", _NR_SENDTO, 3, b"ready", 5, 0, 0, 0)
         return
     rights = room(16 + 4 * len(opened) + 12)  # a header, then the descriptors; the last is written as a long
     struct.pack_into("<QII", rights, 0, 16 + 4 * len(opened), 1, 1)  # SOL_SOCKET, SCM_RIGHTS
@@ -209,7 +209,7 @@ def _write_ready(program: RowProgram, opened: list[int]) -> None:
     piece = program.keep(struct.pack("<QQ", word, 5))
     size = (16 + 4 * len(opened) + 7) // 8 * 8
     packet = struct.pack("<QIxxxxQQQQi4x", 0, 0, piece, 1, program.keep(rights), size, 0)
-    _call(program, "tell the forker", _NR_SENDMSG, 3, packet, 0)
+    _call(program, "report to the forker", _NR_SENDMSG, 3, packet, 0)
 
 
 def obey() -> NoReturn:
