@@ -319,6 +319,21 @@ def line_of(done: Done, number: int, of: int) -> str:
     return f"[{number:2}/{of}] {done.name:24} {counts:32} {times}{f'   {done.why}' if done.why else ''}"
 
 
+def table(found: Iterable[Done]) -> list[str]:
+    """Return the table of a proof: one row for each kind of part, with the parts that passed before counted too."""
+    kinds: dict[str, list[Done]] = {}
+    for done in found:
+        kinds.setdefault(done.name.rstrip(" 0123456789"), []).append(done)
+    rows = [f"{'what':28} {'parts':>5} {'ok':>6} {'skipped':>8} {'failed':>7} {'s':>6} {'CPU s':>6}"]
+    for kind, parts in sorted(kinds.items()):
+        ok = sum(part.outcomes.passed for part in parts)
+        skipped = sum(sum(part.outcomes.skipped.values()) for part in parts)
+        failed = sum(max(len(part.outcomes.failed), not part.ok) for part in parts)
+        seconds, cpu = sum(part.seconds for part in parts), sum(part.cpu_seconds for part in parts)
+        rows.append(f"{kind:28} {len(parts):5} {ok:6} {skipped:8} {failed:7} {seconds:6.0f} {cpu:6.0f}")
+    return rows
+
+
 def not_tested(found: Iterable[Done], left_out: dict[str, str], *, proof: bool) -> list[str]:
     """Return one line for each reason why something was not tested here."""
     outcomes = [done.outcomes for done in found]
@@ -411,6 +426,8 @@ def main() -> int:
         return 130
     if asked.keep_durations:
         keep_durations(found)
+    if asked.proof:
+        print("", *table(found), sep="\n")
     print(f"{time.monotonic() - started:.0f} s; {sum(done.cpu_seconds for done in found):.0f} s of CPU time")
     return 0 if report(found, left_out, proof=asked.proof) else 1
 

@@ -237,6 +237,19 @@ def test_a_virtual_machine_ends_with_its_script(tmp_path: Path) -> None:
     assert list((tmp_path / ".cache" / "v2").glob("run.*")) == []
 
 
+def test_the_table_of_a_proof_has_a_row_for_each_kind_of_part() -> None:
+    parts = [
+        suite.Done("tests 1", True, Outcomes(passed=3, skipped={"no go": 2}), 10.0, 4.0),
+        suite.Done("tests 12", False, Outcomes(passed=1, failed=("a", "b")), 20.0, 5.0),
+        suite.Done("machine smoke", False, Outcomes(), 7.0, 6.0, why="exit code 1"),
+    ]
+    assert [row.split() for row in suite.table(parts)] == [
+        ["what", "parts", "ok", "skipped", "failed", "s", "CPU", "s"],
+        ["machine", "smoke", "1", "0", "0", "1", "7", "6"],
+        ["tests", "2", "4", "2", "2", "30", "9"],
+    ]
+
+
 def test_what_passed_counts_on_the_same_code_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = suite.Done("good", True, Outcomes(passed=3), 1.0, 1.0)
     path = tmp_path / "proof.state"
