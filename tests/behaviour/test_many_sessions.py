@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pytest
 
+import leftovers
 import weaker
 from behaviour import host
 from behaviour.host import Host
@@ -27,14 +27,7 @@ def pss_kib(pid: int) -> int:
 
 def ours() -> set[int]:
     """Return the library processes below this process."""
-    found = [os.getpid()]
-    for pid in found:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            try:
-                found += [int(child) for child in (task / "children").read_text().split()]
-            except OSError:
-                continue
-    return set(found[1:])
+    return {process.pid for process in leftovers.descendants()}
 
 
 def test_two_hundred_sessions_hold_their_state_in_six_mebibytes_each() -> None:

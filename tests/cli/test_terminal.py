@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import leftovers
 import weaker
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -220,18 +221,10 @@ def test_a_shell_that_is_killed_inside_restores_the_terminal(screens: Callable[.
 def test_a_sandbox_that_is_lost_restores_the_terminal(screens: Callable[..., Screen]) -> None:
     screen = screens("shell", "sh", "-c", "echo ready; sleep 100")
     screen.until(b"ready")
-    for pid in _below(screen.pid):
-        if Path(f"/proc/{pid}/comm").read_text() == "rf-monitor\n":
-            os.kill(pid, signal.SIGKILL)
+    for process in leftovers.descendants(screen.pid):
+        if process.name == "rf-monitor":
+            os.kill(process.pid, signal.SIGKILL)
     assert screen.end() == 125
-
-
-def _below(pid: int) -> list[int]:
-    found = [pid]
-    for known in found:
-        for task in Path(f"/proc/{known}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found[1:]
 
 
 def test_a_program_that_is_not_there_restores_the_terminal(screens: Callable[..., Screen]) -> None:
