@@ -177,6 +177,11 @@ def test_sessions_of_each_language_on_each_way_to_start(backend: Backend) -> Non
 ORDINARY = read_program("behaviour/languages_ordinary.py")
 
 
+_OWN_BACKEND = "the program chooses its backend"
+
+
+@pytest.mark.measures  # an interrupted cell has 0.4 s to end, and a killed process 0.5 s to die
+@pytest.mark.everywhere(container=_OWN_BACKEND, gvisor=_OWN_BACKEND)
 def test_the_same_as_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
     done = ordinary_user.run(ORDINARY)
     assert done.returncode == 0, done.stderr

@@ -143,6 +143,12 @@ def test_an_unknown_id_is_2(attacks: Attacks, capfd: pytest.CaptureFixture[str])
         "ringfence: there is no attack 'A0'\nringfence: did you mean A01? all there are: ringfence attack --list\n"
     )
     assert main(["attack", "Z"]) == 2
+    capfd.readouterr()
+    assert main(["attack", "--backend", "gvisor", "B07"]) == 2  # a backend has a part of the attacks
+    assert capfd.readouterr().err == (
+        "ringfence: there is no attack 'B07' for the gvisor backend\n"
+        "ringfence: all there are: ringfence attack --list --backend gvisor\n"
+    )
 
 
 def test_list_runs_nothing(attacks: Attacks, capfd: pytest.CaptureFixture[str]) -> None:
