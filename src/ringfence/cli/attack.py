@@ -84,7 +84,7 @@ def main(argv: list[str], console: Console) -> int:
     suite = installed_suite()
     backend = given.last("--backend")
     catalogue = suite.catalogue(backend)
-    ids = choose(given.words, [attack.id for attack in catalogue])
+    ids = choose(given.words, [attack.id for attack in catalogue], backend)
     if given.has("--list"):
         return _list([attack for attack in catalogue if attack.id in set(ids)], console)
     live = progress_line() if os.isatty(ERR) and not console.json else None
@@ -125,7 +125,7 @@ def _folders_of(found: EntryPoint) -> list[str]:
     return [line for line in lines if os.path.isabs(line)]
 
 
-def choose(words: list[str], known: list[str]) -> list[str]:
+def choose(words: list[str], known: list[str], backend: str | None) -> list[str]:
     """Return the ids that the arguments mean, in the catalogue's order; without arguments, all. Raises Problem."""
     if not words:
         return known
@@ -136,7 +136,9 @@ def choose(words: list[str], known: list[str]) -> list[str]:
         if not found:
             near = nearest(wanted, known) if len(wanted) > 1 else None
             guess = f"did you mean {near}? " if near else ""
-            raise Problem(f"there is no attack {word!r}", fix=f"{guess}all there are: ringfence attack --list")
+            where, option = (f" for the {backend} backend", f" --backend {backend}") if backend else ("", "")
+            fix = f"{guess}all there are: ringfence attack --list{option}"
+            raise Problem(f"there is no attack {word!r}{where}", fix=fix)
         chosen.update(found)
     return [each for each in known if each in chosen]
 
