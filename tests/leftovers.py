@@ -220,9 +220,19 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
+def _stock_and_descendants() -> tuple[Stock, frozenset[Process]]:
+    """Return both for the same moment: the pools' threads end spares and build others meanwhile."""
+    before = stock()
+    while True:
+        below = descendants()
+        now = stock()
+        if now == before:
+            return now, below
+        before = now
+
+
 def count() -> Leftovers:
-    kept = stock()
-    below = descendants()
+    kept, below = _stock_and_descendants()
     names = [process.name for process in below]
     serving = {row[1] for process in below if process.name == "rf-init" and (row := _stat(str(process.pid)))}
     idle = [process for process in below if process.name == "rf-monitor" and process.pid not in serving]

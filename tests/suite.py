@@ -146,8 +146,9 @@ def proof_parts() -> list[Part]:
                 command = (*PYTEST, "-m", marks, "--wall", wall, file)
                 parts.append(Part(name, command, seconds, environment=large, may_be_empty=True))
     for name in ("container", "podman", "gvisor"):
-        command = (*PYTEST, "-m", "everywhere", "--backend", name, "tests/behaviour")
-        parts.append(Part(f"everywhere {name}", command, 300.0))
+        chosen = (*PYTEST, "--backend", name, "tests/behaviour", "-m")
+        parts.append(Part(f"everywhere {name}", (*chosen, "everywhere and not measures"), 300.0))
+        parts.append(Part(f"measures {name}", (*chosen, "everywhere and measures"), 1000.0, load=3))
     return [*parts, *_machines()]
 
 
@@ -168,7 +169,7 @@ def why_not(part: Part) -> str | None:
             return "only root can build the disk of the machine"
         if shutil.which("qemu-system-x86_64") is None:
             return "qemu-system-x86_64 is not installed"
-    if part.name.startswith("everywhere "):
+    if part.name.startswith(("everywhere ", "measures ")):
         import backends_declared
 
         return backends_declared.missing(part.name.partition(" ")[2])

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from ringfence.backends.auto import find_image
 from ringfence.backends.linux import interpreter, linux_facts
 from ringfence.backends.process import pool
 from ringfence.backends.process.backend import Process, start
+from ringfence.plan.rootfs.interpreter import Interpreter
 
 _LOOK = """
 import json, os, resource
@@ -42,6 +47,38 @@ def test_each_keeps_its_own_limits_whichever_came_before() -> None:
     assert (narrow[1], wide[1]) == (16 << 20, 48 << 20)
     for _ in range(2):
         assert (seen(_NARROW), seen(_WIDE)) == (narrow, wide)
+
+
+@pytest.fixture
+def no_pool() -> Iterator[None]:
+    pool.close_all()
+    yield
+    pool.close_all()
+
+
+@pytest.mark.usefixtures("no_pool")
+def test_runs_that_begin_together_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one thread opened the sentinel, another took it for closed and dropped the pool, zygote and all."""
+    opening, look, made, make = threading.Event(), os.fstat, [], pool.Pool
+
+    def late(fd: int) -> os.stat_result:
+        if not opening.is_set() and os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:ringfence"):
+            opening.set()
+            time.sleep(0.3)
+        return look(fd)
+
+    def noted(interpreter: Interpreter, preload: tuple[str, ...]) -> pool.Pool:
+        made.append(make(interpreter, preload))
+        return made[-1]
+
+    monkeypatch.setattr(os, "fstat", late)
+    monkeypatch.setattr(pool, "Pool", noted)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(ringfence.run, "6 * 7")
+        assert opening.wait(10)
+        assert (ringfence.run("2 * 3").value, first.result().value) == ("6", "42")
+    assert list(pool._pools.values()) == made
+    assert len(made) == 1
 
 
 @pytest.fixture

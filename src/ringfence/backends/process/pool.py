@@ -191,7 +191,6 @@ class Templates:
                 for template in self._of_view.values():
                     template.close()
                 self._of_view.clear()
-            _sentinel.open()
             self._zygote = Zygote(self._interpreter, self._preload, self._tree)
         return self._zygote
 
@@ -622,6 +621,7 @@ def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
         if found is None:
             if not _pools:
                 _prepare_process()
+            _sentinel.open()  # under the lock: another thread would take a half-opened sentinel for a closed one
             found = _pools[key] = Pool(interpreter, preload)
         return found
 
