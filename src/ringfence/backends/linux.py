@@ -49,9 +49,10 @@ def interpreter() -> Interpreter:
 def facts_with(tree: Tree | None) -> HostFacts:
     """Return the facts of this host with these cgroups."""
     key = (tree, os.geteuid())
-    if _kept.facts is None or _kept.facts[0] != key:
-        _kept.facts = (key, _read_facts(tree))
-    return _kept.facts[1]
+    kept = _kept.facts
+    if kept is None or kept[0] != key:
+        kept = _kept.facts = (key, _read_facts(tree))
+    return kept[1]
 
 
 def linux_facts() -> HostFacts:
@@ -95,16 +96,17 @@ def linux_plan(policy: Policy, image: FoundImage, facts: HostFacts, *, fresh: bo
     Raises PolicyError for a mount or command that cannot be shown, UnsupportedError for another kind of machine.
     """
     key = (policy, image, fresh, os.geteuid(), facts)
-    if _kept.last is not None and _is_same(_kept.last[0], key):
-        return _kept.last[1]
+    last = _kept.last  # read once: another thread may replace it at any moment by another policy's plan
+    if last is not None and _is_same(last[0], key):
+        return last[1]
     found = _kept.plans.get(key)
     if found is None:
         from ringfence.plan.build import plan_linux
 
         found = _with_import_path(plan_linux(policy, image, facts, _view(policy, image.root), fresh=fresh))
         if found.shared:
-            while len(_kept.plans) >= _MOST_PLANS:
-                del _kept.plans[next(iter(_kept.plans))]
+            for oldest in list(_kept.plans)[: 1 - _MOST_PLANS]:  # a copy: other threads add and remove plans
+                _kept.plans.pop(oldest, None)
             found = _kept.plans.setdefault(key, found)  # another thread's plan wins: one shelf of spares
     if found.shared and image.root is None:
         _kept.last = (key, found)
@@ -138,13 +140,13 @@ def check_pause(policy: Policy, facts: HostFacts) -> None:
 
 def plans_of_image(digest: str) -> list[LinuxPlan]:
     """Return the kept plans whose root is the stored image of that digest."""
-    return [plan for plan in _kept.plans.values() if _is_of(plan.image.root, digest)]
+    return [plan for plan in list(_kept.plans.values()) if _is_of(plan.image.root, digest)]
 
 
 def forget_image(digest: str) -> None:
     """Drop the kept plans and views of a stored image."""
-    _kept.plans = {key: plan for key, plan in _kept.plans.items() if not _is_of(plan.image.root, digest)}
-    _kept.views = {key: view for key, view in _kept.views.items() if not _is_of(key[1], digest)}
+    _kept.plans = {key: plan for key, plan in list(_kept.plans.items()) if not _is_of(plan.image.root, digest)}
+    _kept.views = {key: view for key, view in list(_kept.views.items()) if not _is_of(key[1], digest)}
 
 
 def _is_of(root: Root | None, digest: str) -> bool:
